@@ -1,0 +1,37 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv by themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint types unit bench clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first, from the pinned version, so that no later package asks for another build of it
+$(STAMP): $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,onnx,test]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	-$(BIN)/neural debug examples/diverging.py
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/trace.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""The seeds' import paths: a thin facade over `neuraldbg`. The core never imports it."""

@@ -1,0 +1,1 @@
+"""NeuralDbg: the debugger for neural-network training."""

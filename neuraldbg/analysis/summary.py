@@ -1,0 +1,228 @@
+"""A run in one object: what was trained, how far it came, and what every layer looked like at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from neuraldbg.analysis.layers import LayerSummary, summarise_layers
+from neuraldbg.analysis.series import SERIES_NAMES, Point, points, scalar_series
+from neuraldbg.analysis.verdict import Facts, Verdict, judge
+from neuraldbg.records import Call, RunInfo, Site, SiteKind
+from neuraldbg.trace.tables import CALL_CODE
+
+if TYPE_CHECKING:
+    from neuraldbg.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    name: str
+    type: str | None
+    parameters: int | None
+    trainable: int | None
+    in_optimizer: bool | None  # None: an optimizer holds parameters we could not name
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSummary:
+    name: str
+    type: str | None
+    lr: float | None
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    ratio: float | None  # added time over bare training time: 0.01 = 1 %; None = never measured
+    sampled_steps: int | None
+    total_steps: int | None
+    dropped_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    level: str  # "info" or "warning"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    run: RunInfo
+    ended: bool
+    steps: int
+    steps_kind: str  # "update", or "backward" where nothing ever steps
+    models: tuple[ModelSummary, ...]
+    optimizers: tuple[OptimizerSummary, ...]
+    loss_kinds: tuple[str, ...]
+    accumulation: int | None
+    layers: tuple[LayerSummary, ...]
+    series: Mapping[str, tuple[Point, ...]]
+    overhead: Overhead
+    notes: tuple[Note, ...]
+    dropped: Mapping[str, int]
+    damage: str | None
+    findings: tuple[Mapping[str, Any], ...]
+    verdict: Verdict
+
+
+def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
+    """The whole run. `alive` says whether its process still runs, for a trace without an end; None = unknown."""
+    calls = _Calls(trace)
+    series = scalar_series(trace)
+    layers = summarise_layers(trace)
+    models = _models(trace)
+    facts = Facts(
+        run=trace.run,
+        ended=trace.ended,
+        alive=alive,
+        updates=calls.updates(),
+        backwards=calls.backwards(),
+        passes=calls.count(Call.PASS),
+        losses=series["loss"][1] if "loss" in series else None,
+        loss_steps=series["loss"][0] if "loss" in series else None,
+        models_seen=len(models),
+        stray_models=_stray_models(trace, models, calls),
+        layers=layers,
+    )
+    return RunSummary(
+        run=trace.run,
+        ended=trace.ended,
+        steps=facts.updates or facts.backwards,
+        steps_kind="backward" if facts.backwards and not facts.updates else "update",
+        models=models,
+        optimizers=_optimizers(trace, calls, series),
+        loss_kinds=_loss_kinds(trace),
+        accumulation=_last(trace, "accumulation", "backwards_per_update"),
+        layers=layers,
+        series={name: points(series, name) for name in SERIES_NAMES},
+        overhead=_overhead(trace),
+        notes=tuple(Note(fact.get("level", "info"), fact["text"]) for fact in trace.facts("note")),
+        dropped=dict(trace.dropped),
+        damage=trace.damage,
+        findings=tuple(trace.findings()),
+        verdict=judge(facts),
+    )
+
+
+class _Calls:
+    """How often what was called, by process and site."""
+
+    def __init__(self, trace: Trace) -> None:
+        table = trace.table("calls", columns=("site", "call", "rank"))
+        triples = np.stack([table["call"], table["site"], table["rank"]]).astype(np.int64)
+        kinds, counts = np.unique(triples, axis=1, return_counts=True)
+        self._counts = list(zip(*kinds.tolist(), counts.tolist(), strict=True))
+        self._evicted = dict(trace.evicted)
+
+    def count(self, call: Call, site: int | None = None, *, rank: int | None = None) -> int:
+        code = CALL_CODE[call]
+        return sum(
+            number
+            for called, at, by, number in self._counts
+            if called == code and site in (None, at) and rank in (None, by)
+        )
+
+    def updates(self) -> int:
+        """Of the main process; of its children together where only they train."""
+        kept = self._main(Call.STEP, Call.STEP_MANUAL)
+        return kept + int(self._evicted.get("updates", 0))
+
+    def backwards(self) -> int:
+        return self._main(Call.BACKWARD) + int(self._evicted.get("backwards", 0))
+
+    def _main(self, *calls: Call) -> int:
+        of_main = sum(self.count(call, rank=0) for call in calls)
+        return of_main or sum(self.count(call) for call in calls)
+
+
+def _models(trace: Trace) -> tuple[ModelSummary, ...]:
+    facts = {fact["site"]: fact for fact in trace.facts("model")}
+    in_optimizer, unknown = _optimized_parameters(trace)
+    found = []
+    for site in trace.sites:
+        if site.kind is SiteKind.MODEL:
+            fact = facts.get(site.id, {})
+            mine = {p.id for p in trace.sites if p.kind is SiteKind.PARAMETER and p.model == site.id}
+            held: bool | None = bool(mine & in_optimizer)
+            found.append(
+                ModelSummary(
+                    name=fact.get("name") or site.path,
+                    type=fact.get("class") or site.op,
+                    parameters=fact.get("parameters", site.parameters),
+                    trainable=fact.get("trainable"),
+                    in_optimizer=None if unknown and not held else held,
+                )
+            )
+    return tuple(found)
+
+
+def _optimized_parameters(trace: Trace) -> tuple[set[int], bool]:
+    """Site ids of the parameters that optimizers hold, and whether they hold some that have no site."""
+    held: set[int] = set()
+    unknown = False
+    for fact in trace.facts("optimizer"):
+        held.update(fact.get("parameter_sites") or ())
+        unknown = unknown or bool(fact.get("unknown_parameters"))
+    return held, unknown
+
+
+def _stray_models(trace: Trace, models: tuple[ModelSummary, ...], calls: _Calls) -> tuple[str, ...]:
+    """Models that gradients came back to, with parameters to train, that no optimizer holds."""
+    if not trace.facts("optimizer") or calls.count(Call.STEP_MANUAL):
+        return ()
+    sites = [site for site in trace.sites if site.kind is SiteKind.MODEL]
+    return tuple(
+        model.name
+        for site, model in zip(sites, models, strict=True)
+        if model.in_optimizer is False and model.trainable and calls.count(Call.PASS_TRAIN, site.id)
+    )
+
+
+def _optimizers(trace: Trace, calls: _Calls, series: Mapping[str, Any]) -> tuple[OptimizerSummary, ...]:
+    latest: dict[int, dict[str, Any]] = {fact["site"]: fact for fact in trace.facts("optimizer")}
+    sites: dict[int, Site] = {site.id: site for site in trace.sites}
+    found = []
+    for position, (site_id, fact) in enumerate(latest.items()):
+        site = sites.get(site_id)
+        name = fact.get("name") or (site.path if site else "optimizer")
+        found.append(
+            OptimizerSummary(
+                name=name,
+                type=fact.get("class") or (site.op if site else None),
+                lr=_current_lr(series, fact, name, first=position == 0),
+                updates=calls.count(Call.STEP, site_id),
+            )
+        )
+    return tuple(found)
+
+
+def _current_lr(series: Mapping[str, Any], fact: Mapping[str, Any], name: str, *, first: bool) -> float | None:
+    for key in ("lr", f"lr.{name}") if first else (f"lr.{name}",):
+        if key in series and len(series[key][1]):
+            return float(series[key][1][-1])
+    groups = fact.get("groups") or [{}]
+    lr = groups[0].get("lr")
+    return float(lr) if lr is not None else None
+
+
+def _loss_kinds(trace: Trace) -> tuple[str, ...]:
+    kinds = [kind for fact in trace.facts("loss") for kind in fact.get("kinds") or ()]
+    return tuple(dict.fromkeys(kinds))
+
+
+def _last(trace: Trace, type_: str, field: str) -> Any:
+    facts = trace.facts(type_)
+    return facts[-1].get(field) if facts else None
+
+
+def _overhead(trace: Trace) -> Overhead:
+    return Overhead(
+        ratio=_last(trace, "overhead", "ratio"),
+        sampled_steps=_last(trace, "overhead", "sampled_steps"),
+        total_steps=_last(trace, "overhead", "total_steps"),
+        dropped_rows=sum(trace.dropped.values()),
+    )

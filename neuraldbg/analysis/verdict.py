@@ -1,0 +1,133 @@
+"""The one sentence about a run, made of measured facts only: causes are not diagnosed in this version."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraldbg.analysis.layers import LayerSummary
+from neuraldbg.records import RunInfo
+
+NO_DIAGNOSIS = "causes are not diagnosed in this version"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    state: str  # healthy, warning, critical or undecided
+    headline: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a headline may be made of."""
+
+    run: RunInfo
+    ended: bool
+    alive: bool | None
+    updates: int
+    backwards: int
+    passes: int
+    losses: NDArray[np.float64] | None
+    loss_steps: NDArray[np.int64] | None
+    models_seen: int
+    stray_models: Sequence[str]
+    layers: Sequence[LayerSummary]
+
+
+def judge(facts: Facts) -> Verdict:
+    """`undecided`, with what is certain: how it ended, how far it came, the loss, the first NaN or Inf."""
+    ending = _ending(facts)
+    trained = _trained(facts)
+    known = ", ".join([trained, *_details(facts)])
+    if not (ending or facts.models_seen or facts.updates or facts.backwards):
+        return Verdict("undecided", "no model was seen: nothing of this script could be watched")
+    if not ending and not facts.updates and not facts.backwards:
+        return Verdict("undecided", f"{trained}: this script did not train")
+    return Verdict("undecided", "; ".join(part for part in (ending, known, NO_DIAGNOSIS) if part))
+
+
+def _ending(facts: Facts) -> str | None:
+    run = facts.run
+    if not facts.ended:
+        if facts.alive:
+            return "still running"
+        return (
+            "the process was killed before it ended"
+            if facts.alive is False
+            else "no end was recorded (killed, or still running)"
+        )
+    if run.error:
+        interrupted = run.error.startswith("KeyboardInterrupt")
+        return "interrupted from the keyboard" if interrupted else f"the script stopped with {_short(run.error)}"
+    if run.exit_code:
+        return f"the script exited with code {run.exit_code}"
+    return None
+
+
+def _short(error: str, limit: int = 160) -> str:
+    line = " ".join(error.split())
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def _trained(facts: Facts) -> str:
+    if facts.updates:
+        return count(facts.updates, "update")
+    if facts.backwards:
+        return f"{count(facts.backwards, 'backward pass')} and no update: no parameter was changed"
+    if not facts.models_seen:
+        return "no model was seen"
+    return f"{count(facts.passes, 'forward pass')}, no backward and no update"
+
+
+def count(number: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"
+
+
+def _details(facts: Facts) -> list[str]:
+    if not (facts.updates or facts.backwards):
+        return []
+    found = [] if facts.models_seen else ["no model was seen"]
+    losses = facts.losses
+    if losses is not None and len(losses):
+        found.append(
+            f"loss {number(losses[0])} -> {number(losses[-1])}" if len(losses) > 1 else f"loss {number(losses[0])}"
+        )
+    found.append(_not_finite(facts))
+    found += [f"model {name!r} was trained on but is in no optimizer" for name in facts.stray_models]
+    return found
+
+
+def _not_finite(facts: Facts) -> str:
+    """Where the first NaN or Inf was seen: the layer where one is known, else the loss."""
+    bad_layers = [layer for layer in facts.layers if layer.first_bad_step is not None]
+    first = min(bad_layers, key=lambda layer: (layer.first_bad_step or 0, layer.first_bad_seq or 0), default=None)
+    bad_loss = _first_bad_loss(facts)
+    if first is not None and (bad_loss is None or (first.first_bad_step or 0) <= bad_loss):
+        kind = (first.bad_kind or "").replace("_", " ")
+        return f"first {first.bad_word} at step {first.first_bad_step} in {first.path} ({kind})"
+    if bad_loss is not None:
+        return f"loss not finite from step {bad_loss}"
+    return "no NaN or Inf seen"
+
+
+def _first_bad_loss(facts: Facts) -> int | None:
+    if facts.losses is None or facts.loss_steps is None:
+        return None
+    bad = np.flatnonzero(~np.isfinite(facts.losses))
+    return int(facts.loss_steps[bad[0]]) if len(bad) else None
+
+
+def number(value: float) -> str:
+    """A loss as a person writes it: three significant digits, no exponent between 0.001 and 10,000."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e4:
+        return f"{value:#.3g}" if abs(value) < 99.95 else f"{value:.0f}"
+    return f"{value:.2e}"

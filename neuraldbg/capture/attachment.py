@@ -1,0 +1,112 @@
+"""Watching a process whose framework is not imported yet, and the processes it spawns."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neuraldbg.capture.importing import ImportWatch
+from neuraldbg.errors import RunDirectoryError
+from neuraldbg.trace import TraceWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a process needs to know to be watched; travels to spawned children as JSON."""
+
+    run_dir: str
+    budget: float | None = 0.01
+    layers: tuple[str, ...] = ()
+    max_disk_bytes: int = 2_000_000_000
+    recording: bool = True
+    strict: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        fields = json.loads(text)
+        return cls(**{**fields, "layers": tuple(fields["layers"])})
+
+
+class Attachment:
+    """Waits for the import of torch, then captures. `close` ends both."""
+
+    def __init__(self, plan: Plan, *, child: bool = False) -> None:
+        self.plan = plan
+        self.child = child
+        self.capture: Any = None
+        self.writer: TraceWriter | None = None
+        self._pid = os.getpid()
+        self._watch = ImportWatch("torch", self._torch_imported)
+        self._spawning: Any = None
+
+    def start(self) -> None:
+        self._watch.install()
+
+    def _torch_imported(self) -> None:
+        from neuraldbg.capture.torch.attach import Options, TorchCapture
+        from neuraldbg.capture.torch.spawn import SpawnPatch
+
+        plan = self.plan
+        options = Options(budget=plan.budget, layers=plan.layers, recording=plan.recording, strict=plan.strict)
+        self.capture = TorchCapture(self._open_writer, options)
+        self._spawning = SpawnPatch(plan)
+
+    def _open_writer(self) -> TraceWriter | None:
+        if self.child and _is_loader_worker():
+            return None
+        try:
+            self.writer = TraceWriter(self.plan.run_dir, max_disk_bytes=self.plan.max_disk_bytes)
+        except RunDirectoryError:
+            return None
+        torch = sys.modules["torch"]
+        self.writer.fact("run", backend="pytorch", versions={"torch": str(torch.__version__)}, child=self.child)
+        if self.child:
+            self._close_with_process()
+        return self.writer
+
+    def _close_with_process(self) -> None:
+        """A spawned child leaves through os._exit: only multiprocessing's own finalizers run there."""
+        from multiprocessing.util import Finalize
+
+        Finalize(None, self.close, exitpriority=0)
+
+    def close(self, **end: Any) -> None:
+        """Leave the process as it was found. Writes how it ended, also for a script that never met a framework."""
+        self._watch.remove()
+        if os.getpid() != self._pid:
+            return
+        if self._spawning is not None:
+            self._spawning.close()
+        if self.capture is not None:
+            self.capture.close(**end)
+        if self.writer is None and not self.child:
+            self._write_only_end(end)
+
+    def _write_only_end(self, end: dict[str, Any]) -> None:
+        try:
+            with TraceWriter(self.plan.run_dir, rank=0, threaded=False) as writer:
+                writer.fact("end", steps=0, backwards=0, dropped={}, **end)
+        except RunDirectoryError:
+            pass  # the directory vanished during the run; the viewer says what it finds
+
+
+def attach_child(plan: str) -> None:
+    """Runs in a spawned child before the script is imported there."""
+    Attachment(Plan.from_json(plan), child=True).start()
+
+
+def _is_loader_worker() -> bool:
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def package_parent() -> str:
+    """The folder that must be importable in a child."""
+    return str(Path(__file__).resolve().parents[2])

@@ -1,0 +1,100 @@
+"""Which steps are watched in full, so that watching costs no more than the user allows."""
+
+from __future__ import annotations
+
+import math
+
+FIRST_IN_FULL = 20
+LONGEST_PERIOD = 1000  # steps: even a tiny model is looked at now and then
+_SMOOTH = 0.2
+
+
+class Average:
+    """An exponential moving average; None until something was seen."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        self.value = value if self.value is None else self.value + _SMOOTH * (value - self.value)
+
+
+class SamplingBudget:
+    """`share` of the bare step time may be spent: None = every step in full, 0 = nothing but the ledger.
+
+    A step's bare time is its wall time less the time spent in our own code. The price of a full step and that of a quiet one are
+    averaged apart; the period between full steps follows from the two.
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self.share = share
+        self.steps = 0
+        self.sampled = 0
+        self.own_ns = 0
+        self.wall_ns = 0
+        self._bare = Average()
+        self._full = Average()
+        self._quiet = Average()
+        self._watch = Average()
+        self._since_full = 0
+        self._since_watch = 0
+        self.full = share != 0.0
+        self.watching = share != 0.0
+
+    def step_done(self, *, wall_ns: int, own_ns: int) -> None:
+        """Account for the step that just ended, and decide how the next one is watched."""
+        self.steps += 1
+        self.sampled += self.full
+        self.own_ns += own_ns
+        self.wall_ns += wall_ns
+        self._bare.add(max(wall_ns - own_ns, 0))
+        (self._full if self.full else self._quiet).add(own_ns)
+        self._since_full = 0 if self.full else self._since_full + 1
+        self._since_watch = 0 if self.watching else self._since_watch + 1
+        self.full = self._next_is_full()
+        self.watching = self.full or self._next_is_watched()
+
+    def watch_cost(self, own_ns: int) -> None:
+        """What one look at the gradient norms cost."""
+        self._watch.add(own_ns)
+
+    def _next_is_full(self) -> bool:
+        if self.share is None:
+            return True
+        if self.share == 0.0:
+            return False
+        return self.steps < FIRST_IN_FULL or self._since_full + 1 >= self.period
+
+    def _next_is_watched(self) -> bool:
+        if not self.share:
+            return self.share is None
+        return self._since_watch + 1 >= self.watch_period
+
+    @property
+    def period(self) -> int:
+        """Steps from one full look to the next."""
+        if not self.share:
+            return 1
+        allowed = self.share * (self._bare.value or 0.0)
+        quiet = self._quiet.value or 0.0
+        extra = max((self._full.value or 0.0) - quiet, 0.0)
+        left = allowed - quiet
+        if left <= 0:
+            return LONGEST_PERIOD
+        return max(1, min(LONGEST_PERIOD, math.ceil(extra / left)))
+
+    @property
+    def watch_period(self) -> int:
+        """Steps from one look at the gradient norms to the next: they may take half of the budget."""
+        if not self.share:
+            return 1
+        allowed = self.share * (self._bare.value or 0.0) / 2
+        if allowed <= 0:
+            return LONGEST_PERIOD
+        return max(1, min(LONGEST_PERIOD, math.ceil((self._watch.value or 0.0) / allowed)))
+
+    @property
+    def ratio(self) -> float | None:
+        """Own time over bare time so far; None before the first step."""
+        bare = self.wall_ns - self.own_ns
+        return self.own_ns / bare if bare > 0 else None

@@ -1,0 +1,49 @@
+"""Between the hooks and the trace: rows as tuples, appended without a lock, turned into columns by the flush thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraldbg.trace.tables import TABLES
+
+LIMIT = 200_000  # rows that may wait for the flush thread before new ones are dropped and counted
+
+
+class Sink(Protocol):
+    def append(self, table: str, rows: NDArray[np.void]) -> int: ...
+
+    def fact(self, type: str, **fields: Any) -> None: ...
+
+
+class Staging:
+    """One deque per table. `deque.append` is atomic, so the training thread never waits for a lock."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[tuple[Any, ...]]] = {name: deque() for name in TABLES}
+        self.stats = self._waiting["stats"].append
+        self.spans = self._waiting["spans"].append
+        self.scalars = self._waiting["scalars"].append
+        self.calls = self._waiting["calls"].append
+        self.dropped = dict.fromkeys(TABLES, 0)
+
+    def drain(self, sink: Sink) -> None:
+        """Move what waits into the sink. Runs in the flush thread, and once more at close."""
+        for name, waiting in self._waiting.items():
+            over = len(waiting) - LIMIT
+            if over > 0:
+                for _ in range(over):
+                    waiting.popleft()
+                self.dropped[name] += over
+            rows = _take(waiting)
+            if rows:
+                sink.append(name, np.array(rows, dtype=TABLES[name]))
+
+
+def _take(waiting: deque[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    take: Callable[[], tuple[Any, ...]] = waiting.popleft
+    return [take() for _ in range(len(waiting))]

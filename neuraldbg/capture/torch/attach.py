@@ -1,0 +1,193 @@
+"""Attaching to a process that uses torch, and leaving it as it was."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.utils.clip_grad
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as torch_dataloader
+
+from neuraldbg.capture.budget import SamplingBudget
+from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.layers import layer_filter
+from neuraldbg.capture.torch.backward import BackwardWatch
+from neuraldbg.capture.torch.batches import BatchWatch
+from neuraldbg.capture.torch.bypass import Bypass
+from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.ledger import Ledger, scheduler_classes
+from neuraldbg.capture.torch.patches import Patches
+from neuraldbg.capture.torch.recorder import Recorder
+from neuraldbg.capture.torch.tree import ModuleTree
+from neuraldbg.capture.torch.updates import UpdateWatch
+from neuraldbg.trace import TraceWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a process is watched. `budget` is a share of the step time; None = every step in full, 0 = the ledger only."""
+
+    budget: float | None = 0.01
+    layers: tuple[str, ...] = ()
+    model: Any = None  # watch only this nn.Module
+    recording: bool = True
+    strict: bool = False  # tests: our own exceptions are not swallowed
+    on_layer: tuple[Callable[..., None], ...] = field(default=())
+    on_gradient: tuple[Callable[..., None], ...] = field(default=())
+
+
+class TorchCapture:
+    """Everything that watches one process. `close()` undoes all of it."""
+
+    def __init__(self, open_writer: Callable[[], TraceWriter | None], options: Options) -> None:
+        self.options = options
+        self.pid = os.getpid()
+        recorder = Recorder(open_writer)
+        guard = Guard(strict=options.strict, report=lambda text: recorder.fact("note", level="warning", text=text))
+        tree = ModuleTree(recorder, only=options.model)
+        tree.layer_filter = layer_filter(options.layers)
+        self.core = Core(recorder, tree, SamplingBudget(options.budget), guard, recording=options.recording)
+        self.core.on_layer.extend(options.on_layer)
+        self.core.on_gradient.extend(options.on_gradient)
+        self.patches = Patches()
+        self.passes = PassWatch(self.core)
+        self.backward = BackwardWatch(self.core, self.passes)
+        self.updates = UpdateWatch(self.core, self.passes, self.backward)
+        self.batches = BatchWatch(self.core)
+        self.ledger = Ledger(self.core, self.updates)
+        self.bypass = Bypass(self.core, self.passes, self.patches)
+        self.updates.on_update.append(self.bypass.after_update)
+        self._closed = False
+        self._install()
+
+    # -- installing --------------------------------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        self._install_module_hooks()
+        self._install_optimizer_hooks()
+        self._install_ledger()
+        replace = self.patches.replace
+        replace(torch.autograd, "backward", self.backward.wrap_backward(torch.autograd.backward))
+        replace(torch.autograd, "grad", self.backward.wrap_grad(torch.autograd.grad))
+        replace(DataLoader, "__iter__", self.batches.wrap_iter(DataLoader.__iter__))
+        iterator = torch_dataloader._BaseDataLoaderIter
+        replace(iterator, "__next__", self.batches.wrap_next(iterator.__next__))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_forget_when_forked(self))
+
+    def _install_module_hooks(self) -> None:
+        handle = self.patches.handle
+        guard, tree = self.core.guard, self.core.tree
+        registered = guard.shield("module tree")(tree.child_registered)
+        handle(torch_module.register_module_module_registration_hook(_returning_none(registered, self.core)))
+        self.patches.replace(torch_module, "_has_any_global_hook", _foreign_global_hooks)
+        handle(torch_module.register_module_forward_pre_hook(self.passes.pre_hook))
+        handle(torch_module.register_module_forward_hook(self.passes.post_hook, with_kwargs=True, always_call=True))
+
+    def _install_optimizer_hooks(self) -> None:
+        handle, replace = self.patches.handle, self.patches.replace
+        handle(torch_optimizer.register_optimizer_step_pre_hook(self.updates.pre_hook))
+        handle(torch_optimizer.register_optimizer_step_post_hook(self.updates.post_hook))
+        original = torch.optim.Optimizer.__init__
+        created = self.core.guard.shield("optimizers")(self.updates.created)
+
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if self.core.on:
+                created(optimizer)
+
+        replace(torch.optim.Optimizer, "__init__", __init__)
+        replace(GradScaler, "step", self.updates.scaler_step(GradScaler.step))
+
+    def _install_ledger(self) -> None:
+        replace, ledger = self.patches.replace, self.ledger
+        replace(torch.optim.Optimizer, "zero_grad", ledger.optimizer_zero_grad(torch.optim.Optimizer.zero_grad))
+        replace(torch.optim.Optimizer, "load_state_dict", ledger.load_state(torch.optim.Optimizer.load_state_dict))
+        replace(nn.Module, "zero_grad", ledger.module_zero_grad(nn.Module.zero_grad))
+        replace(nn.Module, "load_state_dict", ledger.load_state(nn.Module.load_state_dict))
+        replace(GradScaler, "unscale_", ledger.unscale(GradScaler.unscale_))
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            clip = ledger.clip(getattr(torch.nn.utils, name))
+            replace(torch.nn.utils, name, clip)
+            replace(torch.nn.utils.clip_grad, name, clip)
+        for scheduler in scheduler_classes():
+            replace(scheduler, "step", ledger.scheduler_step(vars(scheduler)["step"]))
+
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    def overhead(self) -> dict[str, Any]:
+        budget = self.core.budget
+        return {
+            "ratio": budget.ratio,
+            "sampled_steps": budget.sampled,
+            "total_steps": budget.steps,
+            "own_s": budget.own_ns / 1e9,
+            "run_s": budget.wall_ns / 1e9,
+            "period": budget.period,
+            "watch_period": budget.watch_period,
+        }
+
+    def close(self, **end: Any) -> None:
+        """Stop watching, undo every hook and patch, write the last rows. `end` = what is known of the script's end."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self.pid:
+            return
+        finish = self.core.guard.shield("the end of the run")
+        for part in (self.updates.finish, self.passes.finish, self.core.device.finish_sync):
+            finish(part)()
+        self.core.on = False
+        self.patches.close()
+        dropped = {table: count for table, count in self.core.recorder.staging.dropped.items() if count}
+        ending = {"steps": self.core.recorder.step, "backwards": self.core.backwards, "dropped": dropped, **end}
+        self.core.recorder.close([("overhead", self.overhead()), ("end", ending)])
+
+    def forget(self) -> None:
+        """In a forked child: hooks stay in place but do nothing, and nothing is written."""
+        self.core.on = False
+        self.core.recorder.abandon()
+        self.core.device.drop()
+
+
+def _foreign_global_hooks() -> bool:
+    """What torch.compile asks before it warns that global hooks fire twice: ours know, so only others count."""
+    tables = (
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
+    )
+    return any(not str(hook.__module__).startswith("neuraldbg.") for table in tables for hook in table.values())
+
+
+def _returning_none(observe: Callable[..., Any], core: Core) -> Callable[..., None]:
+    """A registration hook's result would replace the module being registered."""
+
+    def hook(*args: Any) -> None:
+        if core.on:
+            observe(*args)
+
+    return hook
+
+
+def _forget_when_forked(capture: TorchCapture) -> Callable[[], None]:
+    """at-fork callbacks cannot be taken back: hold the capture weakly, so that a closed one is free to go."""
+    ref = weakref.ref(capture)
+
+    def forked() -> None:
+        alive = ref()
+        if alive is not None:
+            alive.forget()
+
+    return forked

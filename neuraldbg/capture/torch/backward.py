@@ -1,0 +1,181 @@
+"""Backward calls: the loss, what it is made of, whether old gradients were cleared, and how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.loss import LossAnatomy, anatomy_of
+from neuraldbg.capture.torch.stats import digest_of
+from neuraldbg.records import Call, Kind, Phase, SiteKind
+
+_PROBED = 8  # parameters whose old gradient is looked at when a backward begins
+
+
+class BackwardWatch:
+    def __init__(self, core: Core, passes: PassWatch) -> None:
+        self.core = core
+        self.passes = passes
+        self.since_update = 0
+        self.before_backward: list[Callable[[], None]] = []
+        self.after_backward: list[Callable[[Tensor | None], None]] = []
+        self._loss_site: int | None = None
+        self._lines: dict[int, str] = {}  # source id -> name of its loss series
+        self._known: dict[int, tuple[Any, ...]] = {}
+        self._entered = core.guard.shield("backward")(self._enter)
+        self._left = core.guard.shield("backward")(self._leave)
+
+    # -- the patched functions --------------------------------------------------------------------------------------
+
+    def wrap_backward(self, original: Callable[..., None]) -> Callable[..., None]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            core = self.core
+            if torch.compiler.is_compiling() or not core.on or core.in_backward:
+                return original(tensors, *args, **kwargs)  # reentrant checkpointing calls us inside a backward
+            began = self._entered(tensors)
+            core.in_backward += 1
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                core.in_backward -= 1
+                self._left(tensors, began)
+
+        return backward
+
+    def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            core = self.core
+            if torch.compiler.is_compiling() or not core.on:
+                return original(outputs, *args, **kwargs)
+            core.recorder.call(Call.AUTOGRAD_GRAD, source=core.recorder.source())
+            core.in_backward += 1
+            try:
+                return original(outputs, *args, **kwargs)
+            finally:
+                core.in_backward -= 1
+
+        return grad
+
+    # -- a backward -------------------------------------------------------------------------------------------------
+
+    @property
+    def loss_site(self) -> int:
+        if self._loss_site is None:
+            self._loss_site = self.core.recorder.add_site("loss", SiteKind.LOSS)
+        return self._loss_site
+
+    def _enter(self, tensors: Any) -> tuple[int, int]:
+        core = self.core
+        start = now_ns()
+        for check in self.before_backward:
+            check()
+        if self.since_update == 0 and core.sampling:
+            self._look_for_old_gradients()
+        source = core.recorder.source(3)
+        loss = _loss_of(tensors)
+        core.recorder.call(Call.BACKWARD, self.loss_site, source=source)
+        if loss is not None:
+            self._record_loss(loss, source)
+            if core.sampling or source not in self._known:
+                self._record_anatomy(loss, source)
+        end = now_ns()
+        core.own_ns += end - start
+        return end, source
+
+    def _leave(self, tensors: Any, began: tuple[int, int] | None) -> None:
+        core = self.core
+        end = now_ns()
+        core.backwards += 1
+        self.since_update += 1
+        self.passes.backward_ended()
+        if began is not None and core.sampling:
+            core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0]))
+        loss = _loss_of(tensors)
+        for notice in self.after_backward:
+            notice(loss)
+        core.own_ns += now_ns() - end
+
+    def _record_loss(self, loss: Tensor, source: int) -> None:
+        recorder = self.core.recorder
+        step = recorder.step
+        name = self._lines.get(source)
+        if name is None:
+            name = self._lines[source] = f"loss.{len(self._lines)}"
+        several = len(self._lines) > 1
+
+        def deliver(value: float) -> None:
+            recorder.scalar("loss", value, step=step)
+            if several:
+                recorder.scalar(name, value, step=step)
+
+        value = loss if loss.numel() == 1 else loss.detach().float().mean()
+        self.core.device.scalar(value, deliver)
+
+    def _record_anatomy(self, loss: Tensor, source: int) -> None:
+        anatomy = anatomy_of(loss)
+        signature = (*anatomy.kinds, anatomy.in_model, anatomy.reduction)
+        recorder = self.core.recorder
+        if self._known.get(source) != signature:
+            self._known[source] = signature
+            recorder.fact(
+                "loss",
+                kinds=anatomy.kinds,
+                anatomy=anatomy.text,
+                source_id=source,
+                source=recorder.frames.line(5),
+                in_model=anatomy.in_model,
+                reduction=anatomy.reduction,
+                terms=[[term.kind, term.fed_by, term.reduction] for term in anatomy.terms[:16]],
+                passes=sorted(anatomy.passes)[:64],
+            )
+        if self.core.sampling:
+            self._loss_inputs(anatomy)
+
+    def _loss_inputs(self, anatomy: LossAnatomy) -> None:
+        """What went into the loss functions: predictions and targets."""
+        recorder = self.core.recorder
+        step = recorder.step
+        for slot, term in enumerate(anatomy.terms[:4]):
+            for kind, tensor in ((Kind.INPUT, term.inputs), (Kind.TARGET, term.target)):
+                if tensor is None:
+                    continue
+                where = (kind, Phase.FORWARD, slot, -1)
+                digest = digest_of(tensor) if tensor.numel() <= 65_536 else 0
+
+                def deliver(measured: Any, where: Any = where, digest: int = digest) -> None:
+                    recorder.stats(self.loss_site, where, (*measured[:-1], digest), step=step)
+
+                self.core.device.stats(tensor, deliver)
+
+    def _look_for_old_gradients(self) -> None:
+        """After an update a backward should find no gradient, or zeros: the value is better evidence than counting calls."""
+        core = self.core
+        if core.backwards == 0:
+            return
+        left = [p.grad for _, p in core.tree.trainable() if p.grad is not None and p.grad.layout == torch.strided]
+        probed = sorted(left, key=Tensor.numel)[:_PROBED]
+        if not probed:
+            return
+        recorder, step = core.recorder, core.recorder.step
+        share = torch.stack(
+            [gradient.detach().ne(0).any() for gradient in probed if gradient.device == probed[0].device]
+        )
+
+        def deliver(value: float) -> None:
+            recorder.call(Call.GRAD_STALE, value=value, aux=float(len(share)), at_step=step)
+
+        core.device.scalar(share.float().mean(), deliver)
+
+
+def _loss_of(tensors: Any) -> Tensor | None:
+    """The tensor a backward starts from; of several the first."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    if isinstance(tensors, Sequence) and tensors and isinstance(tensors[0], Tensor):
+        return tensors[0]
+    return None

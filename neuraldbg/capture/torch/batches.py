@@ -1,0 +1,88 @@
+"""Batches as the loader hands them out: how long the loop waited, and which batch it was."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+
+from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.passes import tensors
+from neuraldbg.capture.torch.stats import BATCH_ELEMENTS, digest_of
+from neuraldbg.records import Call, Phase, SiteKind
+
+_MASK = (1 << 64) - 1
+
+
+class BatchWatch:
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._sites: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # loader -> site
+        self._loader_of: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self._seen = core.guard.shield("batches")(self._batch)
+
+    def wrap_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Remember which loader an iterator belongs to: two loaders may share one dataset."""
+
+        def __iter__(loader: DataLoader[Any]) -> Any:
+            iterator = original(loader)
+            if self.core.on:
+                attempt(lambda: self._loader_of.__setitem__(iterator, weakref.ref(loader)))
+            return iterator
+
+        return __iter__
+
+    def wrap_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:
+            core = self.core
+            if torch.compiler.is_compiling() or not core.on:
+                return original(iterator)
+            start = now_ns()
+            batch = original(iterator)
+            self._seen(iterator, batch, start)
+            return batch
+
+        return __next__
+
+    def _batch(self, iterator: Any, batch: Any, start: int) -> None:
+        core = self.core
+        end = now_ns()
+        site = self._site(iterator)
+        digest = 0
+        for tensor in tensors(batch):
+            digest = (digest * 1099511628211 + digest_of(tensor, limit=BATCH_ELEMENTS)) & _MASK
+        waited = end - start
+        core.recorder.call(Call.BATCH, site, value=waited / 1e9, digest=digest, duration_ns=waited)
+        if core.sampling:
+            core.recorder.span(site, Phase.DATA, (start, waited))
+        core.own_ns += now_ns() - end
+
+    def _site(self, iterator: Any) -> int:
+        ref = self._loader_of.get(iterator)
+        loader = None if ref is None else ref()
+        if loader is None:
+            return -1
+        site = self._sites.get(loader)
+        if site is None:
+            site = self._sites[loader] = self._introduce(loader)
+        return site
+
+    def _introduce(self, loader: Any) -> int:
+        recorder = self.core.recorder
+        name = self.core.tree.unique_name(loader, "loader")
+        site = recorder.add_site(name, SiteKind.LOADER, op=type(loader.dataset).__name__, source=recorder.frames.line())
+        streaming = isinstance(loader.dataset, IterableDataset)
+        recorder.fact(
+            "loader",
+            site=site,
+            name=name,
+            workers=loader.num_workers,
+            batch_size=loader.batch_size,
+            length=None if streaming else attempt(lambda: len(loader.dataset)),
+            shuffled=None if streaming else not isinstance(loader.sampler, SequentialSampler),
+        )
+        return site

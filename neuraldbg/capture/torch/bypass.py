@@ -1,0 +1,75 @@
+"""Modules that are called by `.forward()` and so never meet a hook: their class's forward is wrapped until we leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.patches import Patches
+
+_Forward = Callable[..., Any]
+
+
+class Bypass:
+    """After an update: a module that owns a parameter with a gradient has run. If its hooks never fired, it was called directly."""
+
+    def __init__(self, core: Core, passes: PassWatch, patches: Patches) -> None:
+        self.core = core
+        self.passes = passes
+        self.patches = patches
+        self._wrapped: set[type] = set()
+        self.after_update = core.guard.shield("direct calls")(self._after_update)
+
+    def wrap_suspects(self, modules: Any) -> None:
+        for module in modules:
+            kind = type(module)
+            if kind in self._wrapped or "forward" not in vars(kind) or kind.__module__.startswith("torch."):
+                continue
+            self._wrapped.add(kind)
+            self.patches.replace(kind, "forward", self._observing(kind.forward))
+            text = f"{kind.__name__}.forward() is called directly, past torch's hooks: watched through its class from here on"
+            self.core.recorder.fact("note", level="info", text=text)
+
+    def _after_update(self, step: int) -> None:
+        if step > 20 or not self.core.sampling:
+            return
+        suspects = []
+        for root in list(self.core.tree.models):
+            for module in root.modules():
+                ran = any(p is not None and p.grad is not None for p in module._parameters.values())
+                if ran and id(module) not in self.passes.fired:
+                    suspects.append(module)
+        self.wrap_suspects(_callers(suspects, self.core))
+
+    def _observing(self, forward: _Forward) -> _Forward:
+        passes, core = self.passes, self.core
+
+        @wraps(forward)
+        def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not core.on:
+                return forward(module, *args, **kwargs)
+            stack = core.local.stack
+            if stack and stack[-1][0] is module:
+                return forward(module, *args, **kwargs)  # torch's own hooks are already watching this call
+            passes.pre_hook(module, args)
+            finished: tuple[Any, ...] = (None,)
+            try:
+                result = forward(module, *args, **kwargs)
+                finished = (kwargs, result)
+                return result
+            finally:
+                passes.post_hook(module, args, *finished)
+
+        return observed
+
+
+def _callers(suspects: list[nn.Module], core: Core) -> list[nn.Module]:
+    """Besides the silent modules themselves, the user's modules around them: `layer.forward()` of a user's class runs torch's
+    functions on weights it owns, or its own children."""
+    return suspects

@@ -1,0 +1,105 @@
+"""The user's side of the stack: which line called, and what the user calls an object."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_LIST_LIMIT = 64  # entries of a user's list or dict that are searched for a name
+
+
+def _torch_prefix() -> str:
+    module = sys.modules.get("torch")
+    file = getattr(module, "__file__", None)
+    return os.path.dirname(os.path.abspath(file)) + os.sep if file else os.sep + "nowhere" + os.sep
+
+
+class Frames:
+    """Finds user frames and remembers which code objects are the user's."""
+
+    def __init__(self) -> None:
+        self._skip = (_OURS, _torch_prefix())
+        self._is_user: dict[CodeType, bool] = {}
+        self._cwd = os.getcwd() + os.sep
+
+    def is_user(self, code: CodeType) -> bool:
+        known = self._is_user.get(code)
+        if known is None:
+            name = code.co_filename
+            known = not (name.startswith("<frozen") or os.path.abspath(name).startswith(self._skip))
+            known = known and not name.endswith((f"{os.sep}contextlib.py", f"{os.sep}functools.py"))
+            self._is_user[code] = known
+        return known
+
+    def user_frame(self, depth: int = 1) -> FrameType | None:
+        """The innermost frame that is neither ours nor torch's."""
+        frame: FrameType | None = sys._getframe(depth)
+        while frame is not None and not self.is_user(frame.f_code):
+            frame = frame.f_back
+        return frame
+
+    def user_frames(self, depth: int = 1) -> Iterator[FrameType]:
+        frame: FrameType | None = sys._getframe(depth)
+        while frame is not None:
+            if self.is_user(frame.f_code):
+                yield frame
+            frame = frame.f_back
+
+    def display(self, filename: str) -> str:
+        """A file as a person would write it: relative to the working directory, or to site-packages."""
+        path = os.path.abspath(filename)
+        if path.startswith(self._cwd):
+            return path[len(self._cwd) :]
+        marker = f"{os.sep}site-packages{os.sep}"
+        if marker in path:
+            return path.split(marker, 1)[1]
+        return os.path.basename(path)
+
+    def line(self, depth: int = 1) -> str | None:
+        """`train.py:42` of the innermost user frame."""
+        frame = self.user_frame(depth + 1)
+        return None if frame is None else f"{self.display(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+    def names_of(self, target: object, depth: int = 1) -> list[str]:
+        """What user code calls `target`, best first: a plain variable of the outermost frame, then
+        attributes of `self` and the like, then entries of lists and dicts."""
+        plain: list[str] = []
+        dotted: list[str] = []
+        entries: list[str] = []
+        for frame in reversed(list(self.user_frames(depth + 1))):
+            _search(frame, target, (plain, dotted, entries))
+        return list(dict.fromkeys(plain + dotted + entries))
+
+
+def _search(frame: FrameType, target: object, found: tuple[list[str], list[str], list[str]]) -> None:
+    plain, dotted, entries = found
+    scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_globals, frame.f_locals]
+    for scope in scopes:
+        for name, value in list(scope.items()):
+            if name.startswith("__"):
+                continue
+            if value is target:
+                plain.append(name)
+            else:
+                _search_inside(name, value, target, (dotted, entries))
+
+
+def _search_inside(name: str, value: Any, target: object, found: tuple[list[str], list[str]]) -> None:
+    dotted, entries = found
+    kind = type(value)
+    if kind is list or kind is tuple:
+        entries.extend(f"{name}[{i}]" for i, item in enumerate(value[:_LIST_LIMIT]) if item is target)
+    elif kind is dict:
+        entries.extend(f"{name}[{key!r}]" for key, item in list(value.items())[:_LIST_LIMIT] if item is target)
+    elif kind.__module__ not in ("builtins", "numpy") and not isinstance(value, type):
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict and len(attributes) < 512 and not name.startswith("_"):
+            for key, item in list(attributes.items()):
+                if item is target:
+                    dotted.append(f"{name}.{key}")
+                elif type(item) is list and len(item) <= _LIST_LIMIT:
+                    entries.extend(f"{name}.{key}[{i}]" for i, entry in enumerate(item) if entry is target)

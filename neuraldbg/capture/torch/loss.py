@@ -1,0 +1,242 @@
+"""What a loss is made of, read from its autograd graph: no loss function is patched, however it was imported."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+WALK_LIMIT = 4000  # nodes; a loss is read near its root
+_TEXT_DEPTH = 4
+
+# The node that a loss function leaves in the graph, and what people call that loss.
+_LOSS_NODES = {
+    "NllLossBackward": "nll",
+    "NllLoss2DBackward": "nll",
+    "MseLossBackward": "mse",
+    "SmoothL1LossBackward": "smooth_l1",
+    "HuberLossBackward": "huber",
+    "BinaryCrossEntropyBackward": "bce",
+    "BinaryCrossEntropyWithLogitsBackward": "bce_with_logits",
+    "CtcLossBackward": "ctc",
+    "MultiMarginLossBackward": "multi_margin",
+    "MultilabelMarginLossBackward": "multilabel_margin",
+    "SoftMarginLossBackward": "soft_margin",
+    "KlDivBackward": "kl_div",
+    "CrossEntropyLossBackward": "cross_entropy",
+}
+_ARITHMETIC = (
+    "Add",
+    "Sub",
+    "Neg",
+    "Mul",
+    "Div",
+    "Mean",
+    "Sum",
+    "Stack",
+    "Cat",
+    "Squeeze",
+    "Unsqueeze",
+    "View",
+    "Reshape",
+)
+_REDUCTION = {0: "none", 1: "mean", 2: "sum"}
+
+
+@dataclass(slots=True)
+class Term:
+    """One recognised part of a loss."""
+
+    kind: str
+    node: str
+    fed_by: str | None = None  # the node that produced its input
+    reduction: str | None = None
+    inputs: Tensor | None = None
+    target: Tensor | None = None
+
+
+@dataclass(slots=True)
+class LossAnatomy:
+    terms: list[Term] = field(default_factory=list)
+    text: str = ""
+    passes: set[int] = field(default_factory=set)  # pass outputs the loss was computed from
+    in_model: bool = False  # the loss itself came out of the model
+
+    @property
+    def kinds(self) -> list[str]:
+        """Distinct kinds, in the order they were met. A loss of nothing we know is `custom`."""
+        kinds = list(dict.fromkeys(term.kind for term in self.terms))
+        return kinds or ["custom"]
+
+    @property
+    def reduction(self) -> str | None:
+        return next((term.reduction for term in self.terms if term.reduction), None)
+
+
+def bare(node: Any) -> str:
+    """`NllLossBackward0` -> `NllLossBackward`."""
+    name: str = node.name()
+    return name.rstrip("0123456789").rsplit("::", 1)[-1]
+
+
+def anatomy_of(loss: Tensor) -> LossAnatomy:
+    """Walk from the loss down to the outputs of passes. Nothing of the graph is held afterwards but saved loss inputs and targets."""
+    result = LossAnatomy()
+    root = loss.grad_fn
+    if root is None:
+        return result
+    result.text = describe(root)
+    result.in_model = "neuraldbg_pass" in root.metadata
+    custom = False
+    for node, path in _walk(root, result):
+        term = _recognise(node, path)
+        if term is not None:
+            result.terms.append(term)
+        elif _is_custom_leaf(node):
+            custom = True
+    if custom and result.terms and not result.in_model:
+        result.terms.append(Term("custom", "arithmetic"))
+    return result
+
+
+def _walk(root: Any, result: LossAnatomy) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Breadth first; below a loss node or the output of a pass nothing more is read."""
+    seen = {root}
+    queue: deque[tuple[Any, tuple[str, ...]]] = deque([(root, ())])
+    visited = 0
+    while queue and visited < WALK_LIMIT:
+        node, path = queue.popleft()
+        visited += 1
+        mark = node.metadata.get("neuraldbg_pass")
+        if mark is not None:
+            result.passes.add(mark)
+            if node is not root:
+                continue
+        yield node, path
+        if bare(node) in _LOSS_NODES:
+            _note_passes_below(node, result)
+            continue
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                queue.append((child, (*path[-6:], bare(node))))
+
+
+def _note_passes_below(node: Any, result: LossAnatomy, limit: int = 64) -> None:
+    queue = deque([node])
+    seen = set()
+    while queue and limit:
+        current = queue.popleft()
+        limit -= 1
+        mark = current.metadata.get("neuraldbg_pass")
+        if mark is not None:
+            result.passes.add(mark)
+            continue
+        for child, _ in current.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                queue.append(child)
+
+
+def _recognise(node: Any, path: tuple[str, ...]) -> Term | None:
+    name = bare(node)
+    kind = _LOSS_NODES.get(name)
+    if kind is not None:
+        return _loss_term(node, name, kind)
+    for recognise in _WRITTEN_OUT:
+        term = recognise(node, name, path)
+        if term is not None:
+            return term
+    return None
+
+
+def _loss_term(node: Any, name: str, kind: str) -> Term:
+    below = next((child for child, _ in node.next_functions if child is not None), None)
+    fed_by = None if below is None else bare(below)
+    if kind == "nll" and fed_by == "LogSoftmaxBackward":
+        kind = "cross_entropy"
+        deeper = next((child for child, _ in below.next_functions if child is not None), None)
+        fed_by = None if deeper is None else bare(deeper)
+    reduction = _REDUCTION.get(getattr(node, "_saved_reduction", -1))
+    return Term(kind, name, fed_by, reduction, _saved(node, "_saved_self"), _saved(node, "_saved_target"))
+
+
+def _saved(node: Any, name: str) -> Tensor | None:
+    """A tensor the graph keeps for backward; gone after a backward without retain_graph."""
+    try:
+        value = getattr(node, name, None)
+    except RuntimeError:
+        return None
+    return value.detach() if isinstance(value, Tensor) else None
+
+
+def _children(node: Any) -> list[str]:
+    return [bare(child) for child, _ in node.next_functions if child is not None]
+
+
+def _squared_difference(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
+    """`((a - b) ** 2).mean()`"""
+    if name != "PowBackward" or getattr(node, "_saved_exponent", None) != 2:
+        return None
+    if _reduced(path) and any(child in ("SubBackward", "RsubBackward", "AddBackward") for child in _children(node)):
+        return Term("mse", "PowBackward", reduction=_reduction_name(path))
+    return None
+
+
+def _absolute_difference(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
+    if name == "AbsBackward" and _reduced(path) and "SubBackward" in _children(node):
+        return Term("l1", "AbsBackward", reduction=_reduction_name(path))
+    return None
+
+
+def _soft_labels(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
+    """log_softmax times something, summed: cross-entropy with probabilities, or a KL divergence."""
+    if name != "LogSoftmaxBackward" or "MulBackward" not in path[-3:]:
+        return None
+    if "GatherBackward" in path or "IndexBackward" in path:
+        return None
+    negated = "NegBackward" in path
+    kind = "cross_entropy" if negated else "kl_div" if "SubBackward" in path[-3:] else "custom"
+    return Term(kind, "LogSoftmaxBackward", reduction=_reduction_name(path))
+
+
+_WRITTEN_OUT: list[Callable[[Any, str, tuple[str, ...]], Term | None]] = [
+    _squared_difference,
+    _absolute_difference,
+    _soft_labels,
+]
+
+
+def _reduced(path: tuple[str, ...]) -> bool:
+    return any(name.startswith(("Mean", "Sum")) for name in path)
+
+
+def _reduction_name(path: tuple[str, ...]) -> str | None:
+    if any(name.startswith("Mean") for name in path):
+        return "mean"
+    return "sum" if any(name.startswith("Sum") for name in path) else None
+
+
+def _is_custom_leaf(node: Any) -> bool:
+    """An operation outside the model that no recognised loss explains: exp, log, norm, gather and their like."""
+    name = bare(node)
+    known = (
+        name in _LOSS_NODES or name.startswith(_ARITHMETIC) or name in ("AccumulateGrad", "PowBackward", "AbsBackward")
+    )
+    return not known and name.startswith(
+        ("Exp", "Log", "Norm", "LinalgVectorNorm", "Gather", "Index", "Select", "Softplus")
+    )
+
+
+def describe(node: Any, depth: int = 0) -> str:
+    """`NllLoss(LogSoftmax(Addmm))`, a few levels deep."""
+    name = bare(node).removesuffix("Backward")
+    children = [child for child, _ in node.next_functions if child is not None]
+    if depth >= _TEXT_DEPTH or not children:
+        return name
+    inner = [describe(child, depth + 1) for child in children[:3]]
+    more = f", +{len(children) - 3}" if len(children) > 3 else ""
+    return f"{name}({', '.join(inner)}{more})"

@@ -1,0 +1,217 @@
+"""One root forward, recorded so that it can be run again: RNG, inputs, flags, autocast, buffers, hash of the outputs."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.stats import digest_of
+
+CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
+
+
+@dataclass(frozen=True, slots=True)
+class RngState:
+    """The states of every generator a forward may draw from."""
+
+    torch_cpu: Tensor
+    python: Any
+    numpy: Any
+    cuda: tuple[Tensor, ...] | None
+
+    @classmethod
+    def take(cls) -> RngState:
+        numpy = sys.modules.get("numpy")
+        cuda = None
+        if torch.cuda.is_initialized():
+            cuda = tuple(torch.cuda.get_rng_state(device) for device in range(torch.cuda.device_count()))
+        state = None if numpy is None else numpy.random.get_state()
+        return cls(torch.get_rng_state(), random.getstate(), state, cuda)
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch_cpu)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        for device, state in enumerate(self.cuda or ()):
+            torch.cuda.set_rng_state(state, device)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTensor:
+    """An input: a private copy when it is small, else the tensor itself and the version it had."""
+
+    tensor: Tensor
+    version: int | None  # None = our own copy
+
+    @property
+    def intact(self) -> bool:
+        return self.version is None or self.tensor._version == self.version
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """Everything needed to run a pass again, given the parameters it ran with."""
+
+    rng: RngState
+    args: Any  # nested tuple/list/dict with KeptTensor leaves
+    kwargs: Any
+    training: tuple[bool, ...]  # of root.modules(), in order
+    buffers: dict[str, Tensor]
+    autocast: tuple[Autocast, ...]
+    grad_enabled: bool
+    backwards_before: int
+
+    @classmethod
+    def take(cls, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, backwards: int) -> PassRecord:
+        with torch.no_grad():
+            buffers = {name: buffer.detach().clone() for name, buffer in root.named_buffers()}
+        return cls(
+            rng=RngState.take(),
+            args=map_tensors(args, _keep),
+            kwargs=map_tensors(kwargs, _keep),
+            training=tuple(module.training for module in root.modules()),
+            buffers=buffers,
+            autocast=tuple(_autocast(kind) for kind in ("cpu", "cuda")),
+            grad_enabled=torch.is_grad_enabled(),
+            backwards_before=backwards,
+        )
+
+    @property
+    def intact(self) -> bool:
+        """False when an input that was kept by reference has been written to since."""
+        kept = [leaf for leaf in leaves((self.args, self.kwargs), KeptTensor)]
+        return all(leaf.intact for leaf in kept)
+
+    def rerun(self, entry: Callable[..., Any], root: nn.Module) -> Any:
+        """Run the pass again and return its outputs. Parameters are the live ones; everything else the pass touches
+        (RNG, buffers, training flags) is as recorded during the run and as before afterwards."""
+        with _as_recorded(self, root):
+            args = map_leaves(self.args, KeptTensor, _give)
+            kwargs = map_leaves(self.kwargs, KeptTensor, _give)
+            return entry(*args, **kwargs)
+
+
+def output_digest(outputs: Any) -> int:
+    """One hash over all tensors of a pass's outputs, in order; 0 when one of them cannot be read here."""
+    total = 0
+    for position, tensor in enumerate(tensors(outputs)):
+        one = digest_of(tensor)
+        if one == 0:
+            return 0
+        total = (total * 1099511628211 + one + position) & ((1 << 64) - 1)
+    return total
+
+
+@contextmanager
+def _as_recorded(record: PassRecord, root: nn.Module) -> Iterator[None]:
+    modules = list(root.modules())
+    before_rng, before_training = RngState.take(), [module.training for module in modules]
+    live = dict(root.named_buffers())
+    before_buffers = {name: buffer.detach().clone() for name, buffer in live.items()}
+    try:
+        record.rng.restore()
+        _set_training(modules, record.training)
+        _set_buffers(live, record.buffers)
+        with torch.set_grad_enabled(record.grad_enabled), _autocast_as(record.autocast):
+            yield
+    finally:
+        _set_buffers(live, before_buffers)
+        _set_training(modules, before_training)
+        before_rng.restore()
+
+
+def _set_training(modules: list[nn.Module], flags: Any) -> None:
+    for module, flag in zip(modules, flags, strict=True):
+        module.training = flag
+
+
+def _set_buffers(live: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            live[name].copy_(value)
+
+
+@contextmanager
+def _autocast_as(states: tuple[Autocast, ...]) -> Iterator[None]:
+    with torch.autocast(states[0].device_type, dtype=states[0].dtype, enabled=states[0].enabled):
+        if len(states) > 1 and states[1].enabled:
+            with torch.autocast(states[1].device_type, dtype=states[1].dtype, enabled=True):
+                yield
+        else:
+            yield
+
+
+def _autocast(device_type: str) -> Autocast:
+    return Autocast(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+
+
+def _keep(tensor: Tensor) -> KeptTensor:
+    small = tensor.layout == torch.strided and tensor.numel() * tensor.element_size() <= CLONE_BYTES
+    if not small or tensor.requires_grad:
+        return KeptTensor(tensor.detach() if tensor.requires_grad else tensor, _version(tensor))
+    return KeptTensor(tensor.detach().clone(), None)
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _give(kept: KeptTensor) -> Tensor:
+    return kept.tensor.clone() if kept.version is None else kept.tensor
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    return map_leaves(value, Tensor, change)
+
+
+def map_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """A copy of nested tuples, lists and dicts with every leaf of one type changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, tuple):
+        mapped = [map_leaves(item, kind, change) for item in value]
+        return type(value)(*mapped) if hasattr(value, "_fields") else tuple(mapped)
+    if isinstance(value, list):
+        return [map_leaves(item, kind, change) for item in value]
+    if isinstance(value, dict):
+        return {key: map_leaves(item, kind, change) for key, item in value.items()}
+    return value
+
+
+def leaves(value: Any, kind: type, depth: int = 0) -> Iterator[Any]:
+    """Every leaf of one type inside nested containers, dataclasses and mapping-like model outputs."""
+    if isinstance(value, kind):
+        yield value
+    elif depth > 8:
+        return
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from leaves(item, kind, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item, kind, depth + 1)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for one in fields(value):
+            yield from leaves(getattr(value, one.name, None), kind, depth + 1)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        yield from leaves(value, Tensor)

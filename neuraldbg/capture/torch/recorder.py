@@ -1,0 +1,148 @@
+"""Turns what the hooks see into rows and facts: sites and source lines interned, everything numbered in order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from types import CodeType, FrameType
+from typing import Any
+
+from neuraldbg.capture.staging import Staging
+from neuraldbg.capture.torch.frames import Frames
+from neuraldbg.capture.torch.stats import Measured
+from neuraldbg.records import Call, Kind, Phase, Site, SiteKind
+from neuraldbg.trace import TraceWriter
+from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE
+
+_NAN = float("nan")
+_CALL = {call: CALL_CODE[call] for call in Call}
+
+
+class Recorder:
+    """Owns the numbering of one process: steps, sequence numbers, sites, source lines. Opens the trace at the first fact."""
+
+    def __init__(self, open_writer: Callable[[], TraceWriter | None]) -> None:
+        self._open_writer = open_writer
+        self._writer: TraceWriter | None = None
+        self._opened = False
+        self.staging = Staging()
+        self.frames = Frames()
+        self.step = 0
+        self.next_seq = itertools.count().__next__
+        self.sites: dict[int, Site] = {}
+        self._series: dict[str, int] = {}
+        self._sources: dict[tuple[CodeType, int], int] = {}
+        self.muted = False
+
+    @property
+    def writer(self) -> TraceWriter | None:
+        if not self._opened and not self.muted:
+            self._opened = True
+            self._writer = self._open_writer()
+            if self._writer is not None:
+                self._writer.add_source(self.staging.drain)
+        return self._writer
+
+    def fact(self, type: str, **fields: Any) -> None:
+        writer = self.writer
+        if writer is not None:
+            writer.fact(type, step=self.step, seq=self.next_seq(), wall_ns=time.time_ns(), **fields)
+
+    # -- sites -----------------------------------------------------------------------------------------------------
+
+    def add_site(self, path: str, kind: SiteKind, **fields: Any) -> int:
+        site = Site(id=len(self.sites), path=path, kind=kind, **fields)
+        self.sites[site.id] = site
+        self._write_site(site)
+        return site.id
+
+    def refine_site(self, site_id: int, **fields: Any) -> None:
+        """Add what was learnt later (shape, source line, flops)."""
+        site = Site(**{**asdict(self.sites[site_id]), "kind": self.sites[site_id].kind, **fields})
+        self.sites[site_id] = site
+        self._write_site(site)
+
+    def _write_site(self, site: Site) -> None:
+        fields = {key: value for key, value in asdict(site).items() if value is not None and key != "rank"}
+        fields["kind"] = site.kind.value
+        self.fact("site", **fields)
+
+    def series(self, name: str) -> int:
+        known = self._series.get(name)
+        if known is None:
+            known = self._series[name] = self.add_site(name, SiteKind.SERIES)
+        return known
+
+    def source(self, depth: int = 1) -> int:
+        """The id of the user's line that is running now; -1 when there is none."""
+        frame: FrameType | None = self.frames.user_frame(depth + 1)
+        if frame is None:
+            return -1
+        key = (frame.f_code, frame.f_lineno)
+        known = self._sources.get(key)
+        if known is None:
+            known = self._sources[key] = len(self._sources)
+            file = self.frames.display(frame.f_code.co_filename)
+            self.fact("source", id=known, file=file, line=frame.f_lineno, function=frame.f_code.co_name)
+        return known
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def call(
+        self, call: Call, site: int = -1, *, value: float = _NAN, aux: float = _NAN, source: int = -1, **rest: int
+    ) -> int:
+        seq = self.next_seq()
+        row = (
+            rest.get("at_step", self.step),
+            seq,
+            site,
+            rest.get("pass_id", -1),
+            _CALL[call],
+            value,
+            aux,
+            rest.get("digest", 0),
+            source,
+        )
+        self.staging.calls((*row, time.time_ns(), rest.get("duration_ns", -1)))
+        return seq
+
+    def scalar(self, name: str, value: float, *, step: int | None = None, pass_id: int = -1) -> None:
+        when = self.step if step is None else step
+        self.staging.scalars((when, self.next_seq(), self.series(name), pass_id, value, time.time_ns()))
+
+    def stats(
+        self, site: int, where: tuple[Kind, Phase, int, int], measured: Measured, *, step: int | None = None
+    ) -> None:
+        """`where` = kind, phase, slot, pass id."""
+        kind, phase, slot, pass_id = where
+        when = self.step if step is None else step
+        head = (when, self.next_seq(), site, pass_id, KIND_CODE[kind], PHASE_CODE[phase], slot)
+        self.staging.stats((*head, *measured, time.time_ns()))
+
+    def span(
+        self, site: int, phase: Phase, times: tuple[int, int], *, pass_id: int = -1, depth: int = 0, **size: int
+    ) -> None:
+        """`times` = start and duration on the monotonic clock."""
+        head = (self.step, self.next_seq(), site, pass_id, PHASE_CODE[phase], min(depth, 255))
+        self.staging.spans((*head, *times, size.get("host_bytes", -1), size.get("device_bytes", -1)))
+
+    # -- end -------------------------------------------------------------------------------------------------------
+
+    def close(self, facts: Iterable[tuple[str, dict[str, Any]]] = ()) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        for type, fields in facts:
+            self.fact(type, **fields)
+        writer.close()
+        self.muted = True
+        self._writer = None
+
+    def abandon(self) -> None:
+        """In a forked child: the parent's trace is not ours to write."""
+        self.muted = True
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None

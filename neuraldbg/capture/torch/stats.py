@@ -1,0 +1,151 @@
+"""Statistics of one tensor behind one interface: plain torch operations here, faster kernels behind the same names later.
+
+A `Measured` tuple is what the columns count..digest of the stats table hold. Never raises for odd tensors: what has no
+values to speak of (meta, quantised, empty) gives None.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# count, mean, std, min, max, l2, zero_count, nan_count, inf_count, digest
+Measured = tuple[int, float, float, float, float, float, int, int, int, int]
+NAN: Final = math.nan
+BATCH_ELEMENTS: Final = 4096  # elements of a batch that go into its identity hash
+_MASK: Final = (1 << 64) - 1
+_WEIGHTS: Final = (np.arange(BATCH_ELEMENTS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+_DIGEST_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def measurable(tensor: Tensor) -> bool:
+    """Whether the tensor has values that can be read here."""
+    return not (
+        tensor.is_meta
+        or tensor.is_quantized
+        or tensor.layout not in (torch.strided, torch.sparse_coo, torch.sparse_csr)
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """A real, dense, detached floating view or copy of the values that statistics are taken of."""
+    values = tensor.detach()
+    if values.layout == torch.sparse_coo:
+        values = values._values()
+    elif values.layout == torch.sparse_csr:
+        values = values.values()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if values.dtype in (torch.float32, torch.float64):
+        return values
+    if values.is_floating_point():
+        return values.float()
+    return values.double()
+
+
+@torch.no_grad()
+def measure(tensor: Tensor, *, digest: int = 0) -> Measured | None:
+    """Statistics over the finite values of a host tensor; the counts are of all its values."""
+    if not measurable(tensor):
+        return None
+    values = plain(tensor)
+    count = values.numel()
+    if count == 0:
+        return (0, NAN, NAN, NAN, NAN, NAN, 0, 0, 0, digest)
+    l2 = float(torch.linalg.vector_norm(values))
+    if not math.isfinite(l2):
+        return _careful(values, digest)
+    variance, mean = torch.var_mean(values, correction=0)
+    low, high = torch.aminmax(values)
+    zeros = count - int(torch.count_nonzero(values))
+    return (count, float(mean), math.sqrt(float(variance)), float(low), float(high), l2, zeros, 0, 0, digest)
+
+
+def _careful(values: Tensor, digest: int) -> Measured:
+    """NaN, Inf or an overflow of the sum of squares: count them, and take the rest in float64."""
+    count = values.numel()
+    nans = int(torch.isnan(values).sum())
+    infs = int(torch.isinf(values).sum())
+    zeros = count - int(torch.count_nonzero(values))
+    finite = values[torch.isfinite(values)].double()
+    if finite.numel() == 0:
+        return (count, NAN, NAN, NAN, NAN, NAN, zeros, nans, infs, digest)
+    variance, mean = torch.var_mean(finite, correction=0)
+    low, high = torch.aminmax(finite)
+    l2 = float(torch.linalg.vector_norm(finite))
+    return (count, float(mean), math.sqrt(float(variance)), float(low), float(high), l2, zeros, nans, infs, digest)
+
+
+@torch.no_grad()
+def measure_on_device(tensor: Tensor, out: Tensor) -> bool:
+    """The same statistics into `out` (a float64 row of 9 on the tensor's device) without waiting for the device."""
+    if not measurable(tensor) or tensor.numel() == 0:
+        return False
+    values = plain(tensor)
+    nan = torch.isnan(values)
+    inf = torch.isinf(values)
+    bad = nan | inf
+    finite = torch.where(bad, torch.zeros((), dtype=values.dtype, device=values.device), values).double()
+    count = values.numel()
+    good = count - bad.sum()
+    mean = finite.sum() / good
+    spread = torch.where(bad, torch.zeros((), dtype=torch.float64, device=values.device), finite - mean)
+    std = torch.linalg.vector_norm(spread) / good.sqrt()
+    top = torch.finfo(torch.float64).max
+    low = torch.where(bad, top, finite).amin()
+    high = torch.where(bad, -top, finite).amax()
+    zeros = (values == 0).sum()
+    l2 = torch.linalg.vector_norm(finite)
+    parts = (std.new_full((), count), mean, std, low, high, l2, zeros, nan.sum(), inf.sum())
+    torch.stack([part.double() for part in parts], out=out)
+    return True
+
+
+def from_device_row(row: Any) -> Measured:
+    """A row that `measure_on_device` filled, once it has arrived on the host."""
+    count, mean, std, low, high, l2, zeros, nans, infs = (float(value) for value in row)
+    if nans + infs >= count:
+        return (int(count), NAN, NAN, NAN, NAN, NAN, int(zeros), int(nans), int(infs), 0)
+    return (int(count), mean, std, low, high, l2, int(zeros), int(nans), int(infs), 0)
+
+
+@torch.no_grad()
+def digest_of(tensor: Tensor, *, limit: int | None = None) -> int:
+    """Position-sensitive 64-bit hash of a host tensor's bits, shape and type; 0 when it has none.
+
+    `sum(bits[i] * odd(i))` modulo 2^64: any single changed, swapped or moved element changes it. With `limit` at most that
+    many evenly spread elements are read: enough to recognise a batch, not to prove two tensors equal.
+    """
+    if not measurable(tensor) or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return 0
+    flat = tensor.detach()
+    flat = (torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat.resolve_neg()).reshape(-1)
+    if limit is not None and flat.numel() > limit:
+        flat = flat[:: -(-flat.numel() // limit)]
+    view = _DIGEST_DTYPE.get(flat.element_size())
+    if view is None:
+        return 0
+    bits = flat.contiguous().view(view).numpy().astype(np.uint64)
+    with np.errstate(over="ignore"):
+        total = int((bits * _weights(bits.size)).sum(dtype=np.uint64))
+    return ((total ^ _salt(tensor)) & _MASK) or 1
+
+
+def _weights(count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    if count <= BATCH_ELEMENTS:
+        return _WEIGHTS[:count]
+    with np.errstate(over="ignore"):
+        return (np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+
+
+def _salt(tensor: Tensor) -> int:
+    """A number for shape and type that is the same in every process (Python's hash of strings is not)."""
+    salt = 1469598103934665603
+    for size in (*tensor.shape, len(str(tensor.dtype)), *str(tensor.dtype).encode()):
+        salt = ((salt ^ size) * 1099511628211) & _MASK
+    return salt

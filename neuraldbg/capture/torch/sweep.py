@@ -1,0 +1,93 @@
+"""Parameters around an update: values, gradients as the optimizer saw them, and how far each one moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.records import Kind, Phase
+
+COPY_BYTES = 2**30  # of parameters that may be copied to measure an update; above it only the first ones are
+_Kept = list[tuple[int, Tensor, Tensor | None]]  # site, parameter, value before the step
+
+
+def owned(optimizer: Optimizer) -> Iterable[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+class Sweep:
+    """Runs before and after `optimizer.step()` on sampled steps; in between steps only the gradient norm is watched."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._missing: dict[int, frozenset[int]] = {}
+
+    def sites(self, parameters: Iterable[Tensor]) -> list[tuple[int, Tensor]]:
+        tree = self.core.tree
+        found = []
+        for parameter in parameters:
+            site = tree.parameter_site.get(parameter)
+            if site is None and tree.only is None:
+                site = tree.adopt_leaf(parameter)
+            if site is not None:
+                found.append((site, parameter))
+        return found
+
+    @torch.no_grad()
+    def before(self, parameters: Iterable[Tensor]) -> _Kept:
+        kept: _Kept = []
+        room = COPY_BYTES
+        for site, parameter in self.sites(parameters):
+            if parameter.grad is not None:
+                self._stats(parameter.grad, site, Kind.GRADIENT)
+            room -= parameter.numel() * parameter.element_size()
+            copied = parameter.detach().clone() if room >= 0 and parameter.layout == torch.strided else None
+            kept.append((site, parameter, copied))
+        return kept
+
+    @torch.no_grad()
+    def after(self, kept: _Kept) -> None:
+        for site, parameter, before in kept:
+            self._stats(parameter, site, Kind.PARAMETER)
+            if before is not None and before.shape == parameter.shape and before.device == parameter.device:
+                self._stats(parameter.detach() - before, site, Kind.UPDATE)
+
+    def note_missing(self, key: int, parameters: Iterable[Tensor]) -> None:
+        """Which trainable parameters have no gradient at a step: a fact whenever the set changes."""
+        missing = frozenset(
+            site for site, parameter in self.sites(parameters) if parameter.requires_grad and parameter.grad is None
+        )
+        if self._missing.get(key, frozenset()) != missing:
+            self._missing[key] = missing
+            self.core.recorder.fact("missing_gradients", optimizer=key, parameter_sites=sorted(missing))
+
+    @torch.no_grad()
+    def watch_norm(self, parameters: Iterable[Tensor]) -> None:
+        """One number for all gradients, without waiting for the device."""
+        start = now_ns()
+        recorder = self.core.recorder
+        step = recorder.step
+        gradients = [p.grad.detach() for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
+        groups: dict[Any, list[Tensor]] = {}
+        for gradient in gradients:
+            if not gradient.is_complex():
+                groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+        if not groups:
+            return
+        norms = [norm.float() for group in groups.values() for norm in torch._foreach_norm(group)]
+        first = norms[0].device
+        total = torch.linalg.vector_norm(torch.stack([norm.to(first, non_blocking=True) for norm in norms]))
+        self.core.device.scalar(total, lambda value: recorder.scalar("grad_norm", value, step=step))
+        self.core.budget.watch_cost(now_ns() - start)
+
+    def _stats(self, tensor: Tensor, site: int, kind: Kind) -> None:
+        recorder = self.core.recorder
+        step = recorder.step
+        where = (kind, Phase.UPDATE, 0, -1)
+        self.core.device.stats(tensor, lambda measured: recorder.stats(site, where, measured, step=step))

@@ -1,0 +1,260 @@
+"""Who belongs to whom: modules, their parents, the models at the top, and their sites in the trace."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from neuraldbg.capture.torch.recorder import Recorder
+from neuraldbg.records import SiteKind
+
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+
+
+def unwrap(module: nn.Module) -> tuple[nn.Module, str | None]:
+    """The user's own module inside DDP, DataParallel, FSDP or torch.compile, and the class of the outermost wrapper."""
+    wrapper = None
+    while True:
+        inner = module._modules.get(_WRAPPERS.get(type(module).__name__, ""))
+        if inner is None:
+            return module, wrapper
+        wrapper = wrapper or type(module).__name__
+        module = inner
+
+
+@dataclass(eq=False)
+class Layer:
+    """What the hooks need to know of one module."""
+
+    site: int
+    model: Model
+    path: str
+    watched: bool  # statistics of its output are taken
+    located: bool = False  # source line, shapes and flops are known
+    wanted: bool = True  # matches the user's --layers
+
+
+@dataclass(eq=False)
+class Model:
+    """A module that user code calls and that is nobody's child."""
+
+    site: int
+    name: str
+    ref: weakref.ref[nn.Module]
+    passes: int = 0
+    wrapper: str | None = None
+
+
+class ModuleTree:
+    """Learns parent links while models are being built, and walks each model once when it is first called."""
+
+    def __init__(self, recorder: Recorder, *, only: nn.Module | None = None) -> None:
+        self.recorder = recorder
+        self.only = None if only is None else weakref.ref(unwrap(only)[0])
+        self._parent: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+        self._defined: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.layers: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
+        self.models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
+        self._criteria: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.parameter_site: Any = WeakIdKeyDictionary()  # parameter -> site; ids of dead tensors are given out again
+        self._leaves: list[weakref.ref[Tensor]] = []
+        self.names: dict[str, int] = {}
+        self.layer_filter: Any = None
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    def child_registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is None:
+            return
+        self._parent.setdefault(child, weakref.ref(parent))
+        if child not in self._defined:
+            line = self.recorder.frames.line(2)
+            if line is not None:
+                self._defined[child] = line
+        self.layers.pop(child, None)  # a model that is taken into another one is walked again
+
+    def top(self, module: nn.Module) -> nn.Module:
+        """The outermost module that holds this one, wrappers taken off."""
+        seen = 0
+        while seen < 100:
+            ref = self._parent.get(module)
+            parent = None if ref is None else ref()
+            if parent is None or module not in parent._modules.values():
+                break
+            module, seen = parent, seen + 1
+        return unwrap(module)[0]
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    def find(self, module: nn.Module) -> Layer | None:
+        """The layer of a called module; None for criteria and for models outside this session."""
+        layer = self.layers.get(module)
+        if layer is not None:
+            return layer
+        if module in self._criteria:
+            return None
+        inner, wrapper = unwrap(module)
+        root = self.top(inner)
+        if not self._is_model(root):
+            self._criteria.add(module)
+            return None
+        self.walk(root, wrapper)
+        return self.layers.get(module) or self.layers.get(inner)
+
+    def _is_model(self, root: nn.Module) -> bool:
+        if self.only is not None:
+            wanted = self.only()
+            return wanted is not None and any(module is wanted for module in root.modules())
+        if getattr(root, "_is_replica", False):
+            return False
+        return any(True for _ in root.parameters()) or _holds_modules(root)
+
+    def walk(self, root: nn.Module, wrapper: str | None = None) -> Model:
+        """Give every module and parameter of a model its site."""
+        model = self.models.get(root)
+        if model is None:
+            model = self._new_model(root, wrapper)
+        for path, module in root.named_modules():
+            if module not in self.layers:
+                self.layers[module] = self._new_layer(model, _strip(path), module, root)
+        for path, parameter in root.named_parameters():
+            if parameter not in self.parameter_site:
+                self.parameter_site[parameter] = self._parameter(model, _strip(path), parameter)
+        return model
+
+    def _new_model(self, root: nn.Module, wrapper: str | None) -> Model:
+        name = self.unique_name(root, type(root).__name__.lower())
+        total = sum(parameter.numel() for parameter in root.parameters())
+        trainable = sum(parameter.numel() for parameter in root.parameters() if parameter.requires_grad)
+        source = self.recorder.frames.line()
+        site = self.recorder.add_site(
+            name,
+            SiteKind.MODEL,
+            op=type(root).__name__,
+            source=source,
+            defined=self._defined.get(root),
+            parameters=total,
+        )
+        model = self.models[root] = Model(site, name, weakref.ref(root), wrapper=wrapper)
+        self.recorder.fact(
+            "model",
+            **{"class": type(root).__name__},
+            site=site,
+            name=name,
+            parameters=total,
+            trainable=trainable,
+            wrapper=wrapper,
+            source=source,
+        )
+        return model
+
+    def _new_layer(self, model: Model, path: str, module: nn.Module, root: nn.Module) -> Layer:
+        if module is root:
+            return Layer(model.site, model, "", watched=True)
+        own = sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
+        site = self.recorder.add_site(
+            path,
+            SiteKind.MODULE,
+            op=type(module).__name__,
+            model=model.site,
+            defined=self._defined.get(module),
+            parameters=own,
+        )
+        has_children = any(child is not None for child in module._modules.values())
+        watched = not has_children or bool(own)
+        wanted = self.layer_filter is None or bool(self.layer_filter(path, type(module).__name__))
+        return Layer(site, model, path, watched=watched and wanted, wanted=wanted)
+
+    def _parameter(self, model: Model, path: str, parameter: Tensor) -> int:
+        return self.recorder.add_site(
+            path,
+            SiteKind.PARAMETER,
+            op="frozen" if not parameter.requires_grad else None,
+            model=model.site,
+            shape=tuple(parameter.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            device=str(parameter.device),
+            parameters=parameter.numel(),
+        )
+
+    # -- raw tensors -----------------------------------------------------------------------------------------------
+
+    def adopt_leaf(self, leaf: Tensor) -> int:
+        """A trainable leaf tensor that belongs to no module gets a site under the name of its variable."""
+        site: int | None = self.parameter_site.get(leaf)
+        if site is None:
+            self._leaves.append(weakref.ref(leaf))
+            site = self.parameter_site[leaf] = self.recorder.add_site(
+                self.unique_name(leaf, "tensor"),
+                SiteKind.PARAMETER,
+                shape=tuple(leaf.shape),
+                dtype=str(leaf.dtype).removeprefix("torch."),
+                device=str(leaf.device),
+                parameters=leaf.numel(),
+            )
+        return site
+
+    def unique_name(self, target: object, fallback: str) -> str:
+        """The user's name for an object, made unique in this run."""
+        candidates = self.recorder.frames.names_of(target)
+        for name in candidates:
+            if name not in self.names:
+                self.names[name] = 1
+                return name
+        base = candidates[0] if candidates else fallback
+        while True:
+            self.names[base] = self.names.get(base, 0) + 1
+            name = base if self.names[base] == 1 else f"{base}#{self.names[base]}"
+            if name == base or name not in self.names:
+                return name
+
+    def trainable(self) -> Iterator[tuple[int, Tensor]]:
+        """Site and tensor of every trainable parameter of every live model, each once."""
+        seen: set[int] = set()
+        for root in list(self.models):
+            for parameter in root.parameters():
+                site = self.parameter_site.get(parameter)
+                if parameter.requires_grad and site is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield site, parameter
+        for ref in self._leaves:
+            leaf = ref()
+            if leaf is not None:
+                yield self.parameter_site[leaf], leaf
+
+
+def _strip(path: str) -> str:
+    """Module paths without the wrappers' names in the middle."""
+    parts = [
+        part
+        for part in path.split(".")
+        if part not in ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+    ]
+    return ".".join(parts)
+
+
+def _holds_modules(root: nn.Module) -> bool:
+    """Whether a module without registered parameters keeps modules in plain lists or attributes (forward-forward style)."""
+    for value in vars(root).values():
+        if isinstance(value, nn.Module):
+            return True
+        if isinstance(value, list | tuple) and any(
+            isinstance(item, nn.Module) and _has_weights(item) for item in value
+        ):
+            return True
+    return False
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(isinstance(parameter, torch.Tensor) for parameter in module.parameters())

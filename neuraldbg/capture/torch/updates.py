@@ -1,0 +1,304 @@
+"""Updates, the time axis of a run: optimizer steps, skipped ones, and parameters moved by hand."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.resources import device_bytes, rss_bytes
+from neuraldbg.capture.torch.backward import BackwardWatch
+from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.sweep import Sweep, owned
+from neuraldbg.records import Call, Phase, SiteKind
+
+_FINGERPRINT = 256  # elements of a leaf that are compared to see whether it was moved by hand
+
+
+@dataclass(eq=False)
+class Known:
+    """An optimizer that was created or has stepped."""
+
+    site: int
+    name: str
+    updates: int = 0
+    groups: int = 0
+
+
+class UpdateWatch:
+    def __init__(self, core: Core, passes: PassWatch, backward: BackwardWatch) -> None:
+        self.core = core
+        self.passes = passes
+        self.backward = backward
+        self.sweep = Sweep(core)
+        self.optimizers: weakref.WeakKeyDictionary[Optimizer, Known] = weakref.WeakKeyDictionary()
+        self.unnamed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.stepped = 0
+        self.accumulation = 0
+        self.step_started = now_ns()
+        self.on_update: list[Callable[[int], None]] = []
+        self._began = core.guard.shield("updates")(self._before)
+        self._ended = core.guard.shield("updates")(self._after)
+        self._kept: Any = None
+        self._start = 0
+        self._own_before = 0
+        self._fingerprint: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        backward.before_backward.append(self.look_for_manual_update)
+        backward.after_backward.append(self._take_fingerprint)
+        passes.before_pass.append(self.look_for_manual_update)
+
+    # -- optimizers --------------------------------------------------------------------------------------------------
+
+    def created(self, optimizer: Optimizer) -> None:
+        self.unnamed.add(optimizer)
+
+    def known(self, optimizer: Optimizer) -> Known:
+        one = self.optimizers.get(optimizer)
+        if one is None or one.groups != len(optimizer.param_groups):
+            one = self._introduce(optimizer, one)
+        return one
+
+    def _introduce(self, optimizer: Optimizer, one: Known | None) -> Known:
+        """Write down what an optimizer is and which parameters it owns; again when it got a new group."""
+        recorder = self.core.recorder
+        source = recorder.frames.line()
+        kind = type(optimizer).__name__
+        if one is None:
+            name = self.core.tree.unique_name(optimizer, kind.lower())
+            site = recorder.add_site(name, SiteKind.OPTIMIZER, op=kind, source=source)
+            one = self.optimizers[optimizer] = Known(site, name)
+            self.unnamed.discard(optimizer)
+        one.groups = len(optimizer.param_groups)
+        tree = self.core.tree
+        mine = list(owned(optimizer))
+        sites = [tree.parameter_site.get(parameter) for parameter in mine]
+        recorder.fact(
+            "optimizer",
+            **{"class": kind},
+            site=one.site,
+            name=one.name,
+            groups=[_hyper(group) for group in optimizer.param_groups],
+            parameter_sites=[site for site in sites if site is not None],
+            unknown_parameters=sum(site is None for site in sites),
+            source=source,
+        )
+        return one
+
+    def _watched(self, optimizer: Optimizer) -> bool:
+        """With one model given, only optimizers that move its parameters count."""
+        tree = self.core.tree
+        if tree.only is None:
+            return True
+        model = tree.only()
+        if model is None:
+            return False
+        if model not in tree.models:
+            tree.walk(tree.top(model))
+        return any(parameter in tree.parameter_site for parameter in owned(optimizer))
+
+    def pre_hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        core = self.core
+        if torch.compiler.is_compiling() or not core.on or core.in_step is not None:
+            return
+        core.in_step = optimizer
+        core.local.stack.clear()  # a KeyboardInterrupt inside a forward leaves entries behind
+        self._began(optimizer)
+
+    def post_hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        core = self.core
+        if torch.compiler.is_compiling() or not core.on or core.in_step is not optimizer:
+            return
+        core.in_step = None
+        self._ended(optimizer)
+
+    def _before(self, optimizer: Optimizer) -> None:
+        core = self.core
+        begin = now_ns()
+        if not self._watched(optimizer):
+            self._kept = None
+            return
+        one = self.known(optimizer)
+        if core.budget.watching:
+            self.sweep.watch_norm(owned(optimizer))
+        self._kept = None
+        if core.sampling:
+            self._kept = self.sweep.before(owned(optimizer))
+            self.sweep.note_missing(one.site, owned(optimizer))
+        self._start = now_ns()
+        core.own_ns += self._start - begin
+        self._own_before = core.own_ns
+
+    def _after(self, optimizer: Optimizer) -> None:
+        core = self.core
+        end = now_ns()
+        if not self._watched(optimizer):
+            return
+        one = self.known(optimizer)
+        lr = _number(optimizer.param_groups[0].get("lr"))
+        duration = end - self._start - (core.own_ns - self._own_before)
+        core.recorder.call(Call.STEP, one.site, value=lr, source=core.recorder.source(3), duration_ns=duration)
+        if core.sampling:
+            core.recorder.span(one.site, Phase.UPDATE, (self._start, duration))
+        core.recorder.scalar("lr" if one is self._first() else f"lr.{one.name}", lr)
+        if self._kept is not None:
+            self.sweep.after(self._kept)
+            self._kept = None
+        one.updates += 1
+        self.stepped += 1
+        self._fingerprint.clear()
+        core.own_ns += now_ns() - end
+        self.update_done(len(self.optimizers))
+
+    def _first(self) -> Known | None:
+        return next(iter(self.optimizers.values()), None)
+
+    def scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """GradScaler.step: when the optimizer behind it did not step, the update was skipped."""
+
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            core = self.core
+            if torch.compiler.is_compiling() or not core.on:
+                return original(scaler, optimizer, *args, **kwargs)
+            before = self.stepped
+            result = original(scaler, optimizer, *args, **kwargs)
+            if self.stepped == before:
+                self._skipped(scaler, optimizer)
+            return result
+
+        def skipped(scaler: Any, optimizer: Optimizer) -> None:
+            self.core.recorder.call(
+                Call.STEP_SKIPPED, self.known(optimizer).site, source=self.core.recorder.source(3), value=_scale(scaler)
+            )
+            self.backward.since_update = 0
+
+        self._skipped = self.core.guard.shield("scaler")(skipped)
+        return step
+
+    # -- the end of a step -------------------------------------------------------------------------------------------
+
+    def update_done(self, optimizers: int) -> None:
+        """Close the books on one update and open the next step."""
+        core = self.core
+        begin = now_ns()
+        recorder = core.recorder
+        wall = begin - self.step_started
+        recorder.scalar("step_time_s", wall / 1e9)
+        if core.sampling:
+            self._resources()
+        if self.backward.since_update and self.backward.since_update != self.accumulation:
+            self.accumulation = self.backward.since_update
+            recorder.fact("accumulation", backwards_per_update=self.accumulation)
+        self.backward.since_update = 0
+        for notice in self.on_update:
+            notice(recorder.step)
+        self.passes.update_done(optimizers)
+        recorder.step += 1
+        core.device.poll()
+        core.device.send()
+        end = now_ns()
+        core.own_ns += end - begin
+        core.budget.step_done(wall_ns=end - self.step_started, own_ns=core.own_ns)
+        core.own_ns = 0
+        self.step_started = end
+
+    def _resources(self) -> None:
+        recorder = self.core.recorder
+        host, device = rss_bytes(), device_bytes()
+        if host is not None:
+            recorder.scalar("rss_bytes", float(host))
+        if device is not None:
+            recorder.scalar("device_bytes", float(device))
+
+    # -- updates by hand ---------------------------------------------------------------------------------------------
+
+    def _candidates(self, loss: Tensor | None) -> Iterable[Tensor]:
+        found = [parameter for _, parameter in self.core.tree.trainable() if parameter.grad is not None]
+        if not found and loss is not None and self.core.tree.only is None:
+            found = [leaf for leaf in _leaves_of(loss) if leaf.grad is not None]
+            for leaf in found:
+                self.core.tree.adopt_leaf(leaf)
+        return sorted(found, key=Tensor.numel)[:2]
+
+    def _take_fingerprint(self, loss: Tensor | None) -> None:
+        if self.stepped or self.core.in_step is not None or self._fingerprint:
+            return
+        for leaf in self._candidates(loss):
+            if leaf.layout == torch.strided:
+                self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone()))
+        if self._fingerprint and not self.optimizers and not self.unnamed:
+            trainable = [parameter for _, parameter in self.core.tree.trainable()]
+            if self.core.budget.watching:
+                self.sweep.watch_norm(trainable)
+            self._kept = self.sweep.before(trainable) if self.core.sampling else None
+
+    def look_for_manual_update(self) -> None:
+        """After a backward and without an optimizer: have two small parameters changed their values? (`p.data.add_` does not
+        move version counters, so values are compared.)"""
+        if not self._fingerprint or self.core.in_step is not None or self.stepped or self.core.in_backward:
+            return
+        for ref, before in self._fingerprint:
+            leaf = ref()
+            if leaf is not None and leaf.numel() and not torch.equal(_head(leaf), before):
+                self._fingerprint.clear()
+                self.core.recorder.call(Call.STEP_MANUAL)
+                if self._kept is not None:
+                    self.sweep.after(self._kept)
+                    self._kept = None
+                self.update_done(1)
+                return
+
+    def finish(self) -> None:
+        """At the end: the last manual update has no pass or backward after it; optimizers that never stepped are named too."""
+        self.look_for_manual_update()
+        for optimizer in list(self.unnamed):
+            attempt(lambda optimizer=optimizer: self.known(optimizer))
+
+
+def _head(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1)[:_FINGERPRINT]
+
+
+def _leaves_of(loss: Tensor) -> list[Tensor]:
+    """Trainable leaf tensors that a loss depends on (the graph is walked, not held)."""
+    node = loss.grad_fn
+    if node is None:
+        return []
+    seen, stack, found = {node}, [node], []
+    while stack and len(seen) < 10_000:
+        current = stack.pop()
+        variable = getattr(current, "variable", None)
+        if isinstance(variable, Tensor):
+            found.append(variable)
+        for child, _ in current.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
+    return found
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Tensor):
+        return float(value) if value.device.type == "cpu" else float("nan")
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _scale(scaler: Any) -> float:
+    scale = getattr(scaler, "_scale", None)
+    return _number(scale) if scale is not None else float("nan")
+
+
+def _hyper(group: dict[str, Any]) -> dict[str, Any]:
+    plain = {key: value for key, value in group.items() if isinstance(value, bool | int | float | str) or value is None}
+    if isinstance(group.get("betas"), tuple):
+        plain["betas"] = [_number(beta) for beta in group["betas"]]
+    if isinstance(group.get("lr"), Tensor):
+        plain["lr"] = _number(group["lr"])
+    plain["parameters"] = len(group["params"])
+    return plain

@@ -1,0 +1,86 @@
+"""Everything we raise on purpose.
+
+NeuralDbgError
+|-- UsageError            the command or call itself is wrong (exit code 2)
+|   |-- ScriptNotFound
+|   |-- ConfigError       a key or value in a file, variable or flag
+|   `-- UnknownName       a layer, kind or field that is not there; answers with the nearest
+|       `-- UnknownLayer
+|-- TraceError            a run directory that cannot be read
+|   |-- TraceNotFound
+|   |-- TraceTooNew
+|   `-- TraceDamaged
+|-- RunDirectoryError     a run directory that cannot be written
+|-- NotRecorded           a past value that is no longer, or never was, stored
+`-- AlreadyRegistered     two plug-ins of one name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names closest to `name`, best first, ignoring case."""
+    by_lower: dict[str, str] = {}
+    for item in known:
+        by_lower.setdefault(item.lower(), item)
+    return [by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)]
+
+
+class NeuralDbgError(Exception):
+    """Everything we raise on purpose."""
+
+
+class UsageError(NeuralDbgError):
+    pass
+
+
+class ScriptNotFound(UsageError):
+    pass
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class UnknownName(UsageError):
+    def __init__(self, what: str, name: str, known: Iterable[str], *, listed_by: str) -> None:
+        self.name = name
+        self.nearest = nearest(name, known)
+        hint = f"did you mean {' or '.join(map(repr, self.nearest))}?" if self.nearest else f"{listed_by} lists them"
+        super().__init__(f"no {what} {name!r} in this run; {hint}")
+
+
+class UnknownLayer(UnknownName):
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__("layer", name, known, listed_by="`neural inspect RUN`")
+
+
+class TraceError(NeuralDbgError):
+    pass
+
+
+class TraceNotFound(TraceError):
+    pass
+
+
+class TraceTooNew(TraceError):
+    pass
+
+
+class TraceDamaged(TraceError):
+    pass
+
+
+class RunDirectoryError(NeuralDbgError):
+    pass
+
+
+class NotRecorded(NeuralDbgError):
+    pass
+
+
+class AlreadyRegistered(NeuralDbgError):
+    pass

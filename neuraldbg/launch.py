@@ -1,0 +1,178 @@
+"""Running somebody's script as Python itself would, with the debugger beside it.
+
+This process *is* the trainer: same pid, argv, working directory, stdin, stdout, signals and exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from neuraldbg.capture.attachment import Attachment, Plan
+from neuraldbg.config import parse_budget
+from neuraldbg.errors import RunDirectoryError
+from neuraldbg.records import RunInfo
+from neuraldbg.script import Outcome, Program, load_module, load_script
+from neuraldbg.trace import create_run
+
+VIEWER_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `neural debug` was asked to do."""
+
+    target: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+    out: Path | None = None
+    budget: str = "1%"
+    layers: tuple[str, ...] = ()
+    max_disk_bytes: int = 2_000_000_000
+    export: Path | None = None
+    json: bool = False
+    live: bool = True
+    fail_on: str | None = None
+
+
+def run(request: Request) -> int:
+    """Run the target to its end, have the verdict printed, and return the script's own exit code."""
+    own_path = list(sys.path)
+    program = load_module(request.target, request.args) if request.module else load_script(request.target, request.args)
+    budget = parse_budget(request.budget)
+    run_dir = _run_directory(request)
+    share = None if budget.full else float(budget.ratio)
+    plan = Plan(str(run_dir), share, request.layers, request.max_disk_bytes)
+    viewer = Viewer(run_dir, request, own_path)
+    attachment = Attachment(plan)
+    attachment.start()
+    began = time.monotonic()
+    outcome = program.run()
+    _wait_for_threads()
+    attachment.close(
+        exit_code=outcome.exit_code, error=outcome.error, duration_s=time.monotonic() - began, signal=outcome.signal
+    )
+    verdict = viewer.finish()
+    _die_by_signal(outcome)
+    if outcome.exit_code == 0 and request.fail_on is not None:
+        return verdict
+    return outcome.exit_code
+
+
+def _wait_for_threads() -> None:
+    """Python waits for non-daemon threads before it ends; training may go on in one of them."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _die_by_signal(outcome: Outcome) -> None:
+    """A script ended by Ctrl-C dies of SIGINT, so that shells see what they expect."""
+    if outcome.signal is not None and hasattr(signal, "raise_signal"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(outcome.signal, signal.SIG_DFL)
+        signal.raise_signal(signal.Signals(outcome.signal))
+
+
+# -- the run directory -------------------------------------------------------------------------------------------------
+
+
+def run_info(command: tuple[str, ...], *, script: str | None, budget: str) -> RunInfo:
+    """What is known of a run before it starts."""
+    started = datetime.now(timezone.utc)
+    stem = Path(script).stem if script else "session"
+    return RunInfo(
+        id=f"{datetime.now():%Y%m%d-%H%M%S}-{stem}",
+        command=command,
+        backend=None,
+        versions={"neuraldbg": own_version(), "python": sys.version.split()[0]},
+        started=started.isoformat(timespec="seconds"),
+        script=script,
+        cwd=os.getcwd(),
+        pid=os.getpid(),
+        budget=budget,
+    )
+
+
+def own_version() -> str:
+    try:
+        return version("neural-debugger")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _run_directory(request: Request) -> Path:
+    """Where the run is recorded. A place that cannot be written must not stop a training: a temporary one is taken, and said."""
+    command = ("-m", request.target, *request.args) if request.module else (request.target, *request.args)
+    info = run_info(command, script=request.target, budget=request.budget)
+    try:
+        return create_run(info, out=request.out)
+    except RunDirectoryError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        place = Path(tempfile.mkdtemp(prefix="neuraldbg-")) / info.id
+        print(
+            f"neuraldbg: {error.__cause__.strerror}: {error.__cause__.filename}; recording to {place}", file=sys.stderr
+        )
+        return create_run(info, out=place)
+
+
+# -- the viewer --------------------------------------------------------------------------------------------------------
+
+
+class Viewer:
+    """The child that reports. It learns of our end, however we end, from a pipe that only we hold open."""
+
+    def __init__(self, run_dir: Path, request: Request, path: list[str]) -> None:
+        reading, self._writing = os.pipe()
+        options = ["--parent-fd", str(reading)]
+        options += ["--live"] if request.live else []
+        options += ["--export", str(request.export)] if request.export else []
+        options += ["--json"] if request.json else []
+        options += ["--fail-on", request.fail_on] if request.fail_on else []
+        search = [entry for entry in path if entry not in ("", os.getcwd())]
+        code = f"import sys; sys.path[:] = {search!r}; from neuraldbg.surfaces.viewer import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, str(run_dir), *options]
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = subprocess.Popen(command, pass_fds=(reading,), stdin=subprocess.DEVNULL)
+        except OSError as error:
+            print(f"neuraldbg: no verdict will be printed, the viewer did not start: {error}", file=sys.stderr)
+        finally:
+            os.close(reading)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._let_go)
+
+    def _let_go(self) -> None:
+        """A forked worker must not keep the pipe open after us."""
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+    def finish(self) -> int:
+        """Close our end, wait for the report, and return the viewer's exit code (0, or 6 and 7 by --fail-on)."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._let_go()
+        if self._process is None:
+            return 0
+        try:
+            return self._process.wait(VIEWER_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            print("neuraldbg: the viewer did not finish in time; `neural report` prints the verdict", file=sys.stderr)
+            return 0
+
+
+__all__ = ["Program", "Request", "run"]

@@ -1,0 +1,202 @@
+"""The nouns of a debugged run: small, frozen, without behaviour. Units and costs stand in the names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+
+class Kind(Enum):
+    """What a recorded row measures."""
+
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"  # of an activation (module site) or of a parameter (parameter site)
+    PARAMETER = "parameter"
+    UPDATE = "update"  # parameter after the step minus parameter before it
+    INPUT = "input"
+    TARGET = "target"
+    SPAN = "span"
+    SCALAR = "scalar"
+    MARK = "mark"
+
+
+class Phase(Enum):
+    """Which part of a training step a row belongs to."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    EVAL = "eval"
+
+
+class SiteKind(Enum):
+    """What sort of thing a site is."""
+
+    MODEL = "model"
+    MODULE = "module"
+    PARAMETER = "parameter"
+    OPTIMIZER = "optimizer"
+    LOADER = "loader"
+    LOSS = "loss"
+    SERIES = "series"  # a named scalar: loss, lr, grad_norm, ...
+
+
+class Call(Enum):
+    """An entry of the ledger: who called what, in which order."""
+
+    PASS = "pass"  # a root forward began; value = 1 when grad mode was on, aux = 1 when model.training
+    PASS_TRAIN = "pass_train"  # a gradient came back to this pass
+    PASS_EVAL = "pass_eval"  # grad mode was off
+    PASS_ORPHAN = "pass_orphan"  # grad mode was on and no backward ever came
+    BACKWARD = "backward"  # value = loss where it is already known
+    ZERO_GRAD = "zero_grad"
+    CLIP = "clip"  # value = norm before, aux = threshold
+    UNSCALE = "unscale"
+    STEP = "step"  # an update that ran; value = lr of the first group
+    STEP_SKIPPED = "step_skipped"  # GradScaler found inf and did not step; value = scale
+    STEP_MANUAL = "step_manual"  # parameters moved without an optimizer
+    SCHEDULER = "scheduler"  # value = lr afterwards
+    BATCH = "batch"  # a loader handed out a batch; digest = its hash, value = seconds waited
+    LOAD_STATE = "load_state"  # load_state_dict on a module or optimizer
+    GRAD_STALE = "grad_stale"  # at backward entry after an update: value = share of probed parameters whose old gradient is not zero
+    AUTOGRAD_GRAD = "autograd_grad"  # torch.autograd.grad: a backward that is no micro-step
+    PASS_RECOMPUTED = "pass_recomputed"  # activation checkpointing ran a forward again inside backward
+
+
+class Severity(Enum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where in the run a value was seen. Interned once per run; rows carry only its id."""
+
+    id: int
+    path: str  # "encoder.0.attention.query"; "" is the root of its model
+    kind: SiteKind
+    op: str | None = None  # class name of the module, optimizer or loader
+    model: int | None = None  # site id of the model it belongs to
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    source: str | None = None  # "train.py:42", where the user's code calls it
+    defined: str | None = None  # "model.py:17", where the user's code creates it
+    parameters: int | None = None  # elements owned directly (module), all (model), own (parameter)
+    flops: int | None = None  # of one forward call at the first shape seen
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a value was seen."""
+
+    step: int
+    seq: int
+    rank: int
+    phase: Phase
+    wall_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """Statistics of one tensor over its finite values. None where the tensor has none."""
+
+    count: int
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    l2: float | None
+    zero_count: int
+    nan_count: int
+    inf_count: int
+    digest: int | None = None
+
+    @property
+    def zero_ratio(self) -> float | None:
+        return self.zero_count / self.count if self.count else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    duration_ns: int | None
+    host_bytes: int | None
+    device_bytes: int | None
+    flops: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A symptom, seen by one detector, with the numbers that convinced it."""
+
+    kind: str
+    severity: Severity
+    summary: str
+    step: int | None = None
+    last_step: int | None = None
+    layer: str | None = None
+    op: str | None = None
+    source: str | None = None
+    evidence: Mapping[str, float | str] = field(default_factory=dict)
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    title: str
+    patch: str | None = None
+    auto: str = "D"
+    verified: bool | None = None
+    effect: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A cause: what was inferred, from which findings, how surely, and what cures it."""
+
+    cause: str
+    confidence: float
+    explanation: str
+    chain: tuple[Finding, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    layer: str
+    condition: str | None = None
+    phase: Phase = Phase.FORWARD
+    enabled: bool = True
+    group: str | None = None
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What `run.json` says of a run, and what its end added."""
+
+    id: str
+    command: tuple[str, ...]
+    backend: str | None
+    versions: Mapping[str, str]
+    started: str  # ISO 8601, UTC
+    script: str | None = None
+    cwd: str | None = None
+    pid: int | None = None
+    world_size: int = 1
+    budget: str = "1%"
+    duration_s: float | None = None
+    exit_code: int | None = None
+    ended: bool = False
+    error: str | None = None  # last line of the exception that ended the script
+
+
+class Gate(Protocol):
+    """What capture needs of control: a place where a run may be stopped."""
+
+    def reached(self, moment: Moment, site: Site, data: Mapping[str, Any]) -> None: ...

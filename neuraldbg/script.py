@@ -1,0 +1,151 @@
+"""A script or module, run as the main program: the same `__main__`, argv, path and tracebacks as under plain Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from neuraldbg.errors import ScriptNotFound, nearest
+
+_OURS = str(Path(__file__).resolve().parent) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a program ended: its exit code, the last line of an exception, the signal it should die of."""
+
+    exit_code: int
+    error: str | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Something that can be run as `__main__`."""
+
+    file: str
+    argv: tuple[str, ...]
+    first_path: str  # sys.path[0]
+    spec: ModuleSpec | None = None  # of `-m`
+
+    def run(self) -> Outcome:
+        """Run to the end. Exceptions are printed as Python prints them, without frames of ours."""
+        module = self._main_module()
+        sys.modules["__main__"] = module
+        sys.argv[:] = self.argv
+        if sys.path:
+            sys.path[0] = self.first_path
+        try:
+            exec(self._code(), module.__dict__)
+        except SystemExit as stop:
+            return Outcome(_exit_code(stop.code))
+        except BaseException as error:
+            return _uncaught(error)
+        return Outcome(0)
+
+    def _code(self) -> CodeType:
+        if self.spec is not None:
+            loader: Any = self.spec.loader
+            code: CodeType = loader.get_code(self.spec.name)
+            return code
+        return compile(Path(self.file).read_bytes(), self.argv[0], "exec", dont_inherit=True)
+
+    def _main_module(self) -> ModuleType:
+        module = ModuleType("__main__")
+        loader = self.spec.loader if self.spec else SourceFileLoader("__main__", self.file)
+        module.__dict__.update(
+            __file__=self.file,
+            __builtins__=sys.modules["builtins"],
+            __spec__=self.spec,
+            __loader__=loader,
+            __package__=self.spec.parent if self.spec else None,
+            __cached__=self.spec.cached if self.spec else None,
+            __annotations__={},
+        )
+        return module
+
+
+def load_script(target: str, args: tuple[str, ...]) -> Program:
+    path = Path(target)
+    if path.is_dir():
+        main = path / "__main__.py"
+        if not main.is_file():
+            raise ScriptNotFound(f"can't run {target!r}: it is a directory without __main__.py")
+        return Program(str(main.absolute()), (target, *args), str(path.absolute()))
+    if not path.is_file():
+        raise ScriptNotFound(f"can't open file {target!r}: no such file{_similar(path)}")
+    if not os.access(path, os.R_OK):
+        raise ScriptNotFound(f"can't open file {target!r}: no permission to read it")
+    return Program(str(path.absolute()), (target, *args), str(path.resolve().parent))
+
+
+def _similar(path: Path) -> str:
+    folder = path.parent
+    known = [item.name for item in folder.glob("*.py")] if folder.is_dir() else []
+    close = nearest(path.name, known, 1)
+    return f"; did you mean {str(folder / close[0]) if str(folder) != '.' else close[0]!r}?" if close else ""
+
+
+def load_module(name: str, args: tuple[str, ...]) -> Program:
+    """`-m name`: a package means its `__main__`."""
+    if sys.path:
+        sys.path[0] = os.getcwd()
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError) as error:
+        raise ScriptNotFound(f"can't run -m {name}: {error}") from error
+    if spec is None or spec.origin is None or not hasattr(spec.loader, "get_code"):
+        raise ScriptNotFound(f"can't run -m {name}: no module of that name (searched from {os.getcwd()})")
+    return Program(spec.origin, (spec.origin, *args), os.getcwd(), spec)
+
+
+def _exit_code(code: object) -> int:
+    """What `sys.exit(code)` means: None is 0, a number itself, anything else is printed and is 1."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF if os.name == "posix" else code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _uncaught(error: BaseException) -> Outcome:
+    for one in _chain(error):
+        one.__traceback__ = _without_ours(one.__traceback__)
+    sys.stdout.flush()
+    sys.excepthook(type(error), error, error.__traceback__)
+    last = traceback.format_exception_only(type(error), error)[-1].strip()
+    if isinstance(error, KeyboardInterrupt):
+        return Outcome(130, last, int(signal.SIGINT))
+    return Outcome(1, last)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    queue: list[BaseException | None] = [error]
+    while queue:
+        one = queue.pop()
+        if one is not None and one not in found:
+            found.append(one)
+            queue += [one.__cause__, one.__context__]
+    return found
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The same traceback less the frames of the debugger."""
+    if trace is None:
+        return None
+    rest = _without_ours(trace.tb_next)
+    if trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        return rest
+    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

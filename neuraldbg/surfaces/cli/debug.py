@@ -1,0 +1,121 @@
+"""neural debug: run a training script under the debugger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from neuraldbg.errors import UsageError
+from neuraldbg.surfaces.cli.target import refuse_unsupported, split_target
+
+if TYPE_CHECKING:
+    from neuraldbg.config import Config
+
+
+class DebugCommand(click.Command):
+    """Parses our options only; what stands after the target is handed over as it is."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        values = {
+            name: p.nargs for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts
+        }
+        split = split_target(args, values)
+        ctx.meta["split"] = split
+        if split.target is not None and "--compare" not in split.own:
+            refuse_unsupported(split.target)
+        own = [*split.own, "-m"] if split.module else [*split.own]
+        return super().parse_args(ctx, [*own, "--", *([split.target, *split.args] if split.target is not None else [])])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return ["[OPTIONS]", "TARGET", "[ARGS]..."]
+
+
+@click.command(
+    cls=DebugCommand,
+    short_help="Run a training script under the debugger.",
+    epilog="Our options stand before TARGET; everything after it belongs to the script.",
+)
+@click.option("-m", "module", is_flag=True, help="TARGET is a module, as in python -m package.module.")
+@click.option("--headless", is_flag=True, default=None, help="No dashboard and no prompt.")
+@click.option("--dashboard/--no-dashboard", "dashboard", default=None, help="Serve the page, or not.")
+@click.option("--host", metavar="ADDR", help="Address of the dashboard.")
+@click.option("--port", metavar="N", help="Port of the dashboard.")
+@click.option("--out", metavar="DIR", help="Directory of the run.  [default: neuraldbg_runs/<time>-<script>]")
+@click.option("--budget", metavar="SHARE", help="Time the debugger may add: 1%, full (every step), off.  [default: 1%]")
+@click.option("--layers", metavar="PATTERN", multiple=True, help="Watch these layers only (name, glob; repeatable).")
+@click.option("--max-disk", metavar="SIZE", help="Most disk a run may take.  [default: 2GB]")
+@click.option("--export", metavar="FILE", help="Write the session as JSON when the run is over.")
+@click.option("--json", "as_json", is_flag=True, help="Print the session as JSON on stdout instead of the report.")
+@click.option("--fail-on", metavar="LEVEL", help="Exit with 6 from this verdict on (warning, critical); 7: no verdict.")
+@click.option("--compare", nargs=2, metavar="A B", help="Compare two runs or session files; trains nothing.")
+@click.argument("target", required=False, type=click.Path())
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **options: Any) -> int:
+    """Run TARGET exactly as python would, record what happens in its models, and say how it went.
+
+    TARGET is a script (train.py) or, after -m, a module. The exit code is the script's own.
+    """
+    if options["compare"]:
+        from neuraldbg.surfaces.cli.compare import show_comparison
+
+        return show_comparison(*options["compare"], as_json=options["as_json"])
+    if target is None:
+        raise UsageError("debug needs a target: neural debug train.py")
+    config = _config(options)
+    for note in config.notes:
+        _note(note)
+    if options["port"] is not None:
+        _note(f"no dashboard in this version: --port {options['port']} has no effect")
+    return _launch(target, args, config, options=options, live=bool((ctx.obj or {}).get("animations", True)))
+
+
+def _config(options: dict[str, Any]) -> Config:
+    from neuraldbg.config import load_config
+
+    flags = {name: options[name] for name in ("headless", "host", "port", "out", "budget", "max_disk", "fail_on")}
+    flags["dashboard.enabled"] = options["dashboard"]
+    flags["layers"] = options["layers"] or None
+    return load_config(flags)
+
+
+def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict[str, Any], live: bool) -> int:
+    from neuraldbg.launch import Request, run
+
+    export = Path(options["export"]).absolute() if options["export"] else None
+    if export is not None:
+        _check_writable(export)
+    return run(
+        Request(
+            target=target,
+            args=args,
+            module=options["module"],
+            out=config.out,
+            budget=str(config.budget),
+            layers=config.layers,
+            max_disk_bytes=config.max_disk,
+            export=export,
+            json=options["as_json"],
+            live=live,
+            fail_on=config.fail_on,
+        )
+    )
+
+
+def _check_writable(path: Path) -> None:
+    """A mistyped export path is found before hours of training, not after."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a directory")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no directory {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"cannot write {path}: no permission to write in {path.parent}")
+
+
+def _note(text: str) -> None:
+    click.echo(f"neuraldbg: {text}", err=True)

@@ -1,0 +1,33 @@
+"""neural report: how a run went."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command(short_help="Show how a run went.")
+@click.argument("run", required=False)
+@click.option("--format", "form", metavar="FORMAT", default="text", help="text or json.  [default: text]")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+def command(run: str | None, form: str, as_json: bool) -> int:
+    """Show how RUN went: verdict, layers, loss, notes. RUN is a run directory; without it, the newest one."""
+    from neuraldbg.surfaces.cli.export import check_format
+    from neuraldbg.surfaces.cli.runs import is_alive, open_run
+
+    check_format(form, ("text", "json"), later=("html",))
+    from neuraldbg.analysis.summary import summarise
+
+    run_dir, trace = open_run(run)
+    summary = summarise(trace, alive=is_alive(trace.run))
+    if as_json or form == "json":
+        from neuraldbg.surfaces.reports.session import dump, session_of
+
+        click.echo(dump(session_of(summary), indent=1))
+        return 0
+    from neuraldbg.surfaces.terminal.console import make_console
+    from neuraldbg.surfaces.terminal.report import render_report
+
+    render_report(summary, make_console(sys.stdout), run_dir=run_dir)
+    return 0

@@ -1,0 +1,71 @@
+"""Finding the run a command is about: a directory, the name of one, or the newest."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuraldbg.errors import NeuralDbgError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from neuraldbg.records import RunInfo
+    from neuraldbg.trace import Trace
+
+RUNS = Path("neuraldbg_runs")
+
+
+def find_run(given: str | None) -> Path:
+    """The run meant: a directory or zip, the name of one in ./neuraldbg_runs, or without a name the newest there."""
+    if given is None:
+        return _newest()
+    for path in (Path(given), RUNS / given):
+        if path.exists():
+            return path
+    near = nearest(Path(given).name, [run.name for run in _runs()], 1)
+    raise UsageError(f"no run {given!r}" + (f"; did you mean {RUNS / near[0]}?" if near else ""))
+
+
+def _runs() -> list[Path]:
+    try:
+        return [entry for entry in RUNS.iterdir() if (entry / "run.json").is_file()]
+    except OSError:
+        return []
+
+
+def _newest() -> Path:
+    runs = _runs()
+    if not runs:
+        raise UsageError(f"no run in ./{RUNS}; name one, or make one: neural debug train.py")
+    return max(runs, key=lambda run: ((run / "run.json").stat().st_mtime_ns, run.name))
+
+
+def open_run(given: str | None) -> tuple[Path, Trace]:
+    from neuraldbg.trace import open_trace
+
+    run_dir = find_run(given)
+    try:
+        return run_dir, open_trace(run_dir)
+    except NeuralDbgError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"cannot read {run_dir}: {error}") from None
+
+
+def is_alive(run: RunInfo) -> bool | None:
+    """True when the process of a run without an end still runs here; None where that cannot be known.
+
+    Never False: the run may have been recorded on another machine, and process numbers are used again.
+    """
+    if run.ended or run.pid is None:
+        return None
+    try:
+        import psutil
+
+        process_started = psutil.Process(run.pid).create_time()
+        run_started = datetime.fromisoformat(run.started.replace("Z", "+00:00")).timestamp()
+    except (ImportError, ValueError, OverflowError):
+        return None
+    except psutil.Error:
+        return None
+    return True if abs(run_started - process_started) < 600 and process_started <= run_started + 1 else None

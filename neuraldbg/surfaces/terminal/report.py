@@ -1,0 +1,154 @@
+"""The report of a run on a terminal: how it went, in a few lines and one table."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuraldbg.surfaces.terminal.console import ascii_only
+from neuraldbg.surfaces.terminal.figures import duration, figure, percent, quantity, sparkline
+from neuraldbg.surfaces.terminal.layer_table import bad_lines, table_lines, telling
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from neuraldbg.analysis.summary import RunSummary
+
+MOST_LAYERS = 25
+MOST_NOTES = 8
+MOST_NAMED = 3
+LABEL_WIDTH = 11
+STATE_STYLE = {"healthy": "bold green", "warning": "bold yellow", "critical": "bold red", "undecided": "bold cyan"}
+
+
+def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> None:
+    """Prints the report of one run."""
+    _render_head(summary, console)
+    if summary.layers:
+        console.print()
+        shown = telling(summary.layers, MOST_LAYERS)
+        for line in table_lines(shown, console.width):
+            console.print(line, no_wrap=True, crop=True)
+        if len(shown) < len(summary.layers):
+            more = len(summary.layers) - len(shown)
+            console.print(f"  {more} more: neural inspect {display_path(run_dir)}", soft_wrap=True)
+    console.print()
+    for at, place in enumerate(bad_lines(summary.layers)):
+        labelled(console, "" if at else "NaN/Inf", place, label_style="bold red")
+    _render_closing(summary, console, run_dir=run_dir)
+
+
+def labelled(console: Console, label: str, text: str, *, style: str = "", label_style: str = "bold") -> None:
+    """A label in the first column, its text beside it, wrapped under itself."""
+    from rich.text import Text
+
+    lines = textwrap.wrap(text, console.width - LABEL_WIDTH, break_on_hyphens=False) or [""]
+    for at, line in enumerate(lines):
+        whole = Text("" if at else label, style=label_style)
+        whole.append(" " * (LABEL_WIDTH - len(whole)))
+        whole.append(line, style=style)
+        console.print(whole, no_wrap=True, crop=False)
+
+
+def _render_head(summary: RunSummary, console: Console) -> None:
+    labelled(console, "NeuralDbg", _title(summary), style="bold")
+    for label, text in (
+        ("Model", _models(summary)),
+        ("Optimizer", _optimizers(summary)),
+        ("Loss", _loss(summary, console)),
+    ):
+        if text:
+            labelled(console, label, text)
+    state = summary.verdict.state
+    labelled(console, "Verdict", f"{state}: {summary.verdict.headline}.", label_style=STATE_STYLE[state])
+
+
+def _title(summary: RunSummary) -> str:
+    run = summary.run
+    name = Path(run.script).name if run.script else shlex.join(run.command) or run.id
+    steps = f"{summary.steps:,} {summary.steps_kind}{'' if summary.steps == 1 else 's'}"
+    took = f" in {duration(run.duration_s)}" if run.duration_s is not None else ""
+    ending = f"exit code {run.exit_code}" if run.exit_code is not None else "no end recorded"
+    return f"{name}   {steps}{took}   {ending}"
+
+
+def _models(summary: RunSummary) -> str:
+    named = [
+        f"{model.name} ({model.type or 'unknown class'}, {quantity(model.parameters)} parameters)"
+        for model in summary.models[:MOST_NAMED]
+    ]
+    return _listed(named, len(summary.models))
+
+
+def _optimizers(summary: RunSummary) -> str:
+    named = []
+    for optimizer in summary.optimizers[:MOST_NAMED]:
+        name = (
+            f"{optimizer.name} ({optimizer.type})" if len(summary.optimizers) > 1 else optimizer.type or optimizer.name
+        )
+        lr = f", lr {optimizer.lr:.4g}" if optimizer.lr is not None else ""
+        named.append(f"{name}{lr}")
+    if named and summary.accumulation and summary.accumulation > 1:
+        named[-1] += f", {summary.accumulation} backwards per update"
+    return _listed(named, len(summary.optimizers))
+
+
+def _listed(named: list[str], total: int) -> str:
+    more = f"; {total - len(named)} more" if total > len(named) else ""
+    return "; ".join(named) + more
+
+
+def _loss(summary: RunSummary, console: Console) -> str:
+    import numpy as np
+
+    from neuraldbg.analysis.series import buckets
+
+    kinds = " + ".join(summary.loss_kinds)
+    values = [value for _, value in summary.series.get("loss", ())]
+    if not values:
+        return kinds
+    if len(values) == 1:
+        return f"{kinds} {figure(values[0])}".strip()
+    ends = f"{figure(values[0])} -> {figure(values[-1])}"
+    width = min(40, console.width - LABEL_WIDTH - len(kinds) - len(ends) - 4)
+    if width < 8:
+        return f"{kinds}  {ends}".strip()
+    drawn = sparkline(buckets(np.array(values), width), ascii_only=ascii_only(console.file))
+    return f"{kinds}  {drawn}  {ends}".strip()
+
+
+def _render_closing(summary: RunSummary, console: Console, *, run_dir: Path) -> None:
+    for note in summary.notes[:MOST_NOTES]:
+        warning = note.level == "warning"
+        labelled(console, "Warning" if warning else "Note", note.text, label_style="bold yellow" if warning else "bold")
+    if len(summary.notes) > MOST_NOTES:
+        labelled(console, "Note", f"{len(summary.notes) - MOST_NOTES} more notes are in the run's facts")
+    if summary.damage:
+        labelled(console, "Warning", f"the trace is damaged: {summary.damage}", label_style="bold yellow")
+    if summary.overhead.dropped_rows:
+        by_table = ", ".join(f"{count:,} of {name}" for name, count in summary.dropped.items() if count)
+        labelled(console, "Warning", f"rows were dropped: {by_table}", label_style="bold yellow")
+    labelled(console, "Overhead", _overhead(summary))
+    console.print(f"{'Run'.ljust(LABEL_WIDTH)}{display_path(run_dir)}", soft_wrap=True)
+
+
+def _overhead(summary: RunSummary) -> str:
+    cost = summary.overhead
+    if cost.ratio is None:
+        return "not measured"
+    known = cost.sampled_steps is not None and cost.total_steps is not None
+    return percent(cost.ratio) + (
+        f", {cost.sampled_steps:,} of {cost.total_steps:,} steps measured in full" if known else ""
+    )
+
+
+def display_path(path: Path) -> str:
+    """Relative where that is shorter, as one would type it."""
+    try:
+        relative = os.path.relpath(path)
+    except (ValueError, OSError):  # another drive, or the working directory is gone
+        return str(path)
+    return relative if len(relative) < len(str(path)) and not relative.startswith("../..") else str(path)

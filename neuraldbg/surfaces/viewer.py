@@ -1,0 +1,163 @@
+"""The viewer: a second process that watches a run and has the last word, also when the trainer was killed.
+
+`python -m neuraldbg.surfaces.viewer RUN_DIR --parent-fd N [--live] [--export FILE] [--json] [--fail-on LEVEL]`
+
+Descriptor N is the read end of a pipe whose write end only the trainer holds: its end of file is the end of the run.
+No framework and no web package is imported here; numpy and rich only once there is something to draw or print.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+    from neuraldbg.analysis.summary import RunSummary
+    from neuraldbg.surfaces.terminal.live import LiveText
+
+UNHEALTHY, COULD_NOT_JUDGE = 6, 7
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
+    _ignore_interrupt()
+    run_dir = Path(options.run_dir)
+    if options.live and _can_draw():
+        _watch(run_dir, options.parent_fd)
+    else:
+        wait_for_end(options.parent_fd, timeout_s=None)
+    from neuraldbg.errors import NeuralDbgError
+
+    try:
+        return _conclude(run_dir, options)
+    except NeuralDbgError as error:
+        _say(f"no report: {error}")
+    except BrokenPipeError:
+        _quiet_streams()
+    return COULD_NOT_JUDGE if options.fail_on else 0
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="neuraldbg.surfaces.viewer")
+    parser.add_argument("run_dir")
+    parser.add_argument("--parent-fd", type=int, required=True)
+    parser.add_argument("--live", action="store_true")
+    parser.add_argument("--export")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--fail-on", choices=("warning", "critical"))
+    return parser.parse_args(argv)
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C belongs to the script; the report comes when the script is done with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGTTOU", "SIGQUIT"):
+        number = getattr(signal, name, None)
+        if number is not None:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def wait_for_end(descriptor: int, *, timeout_s: float | None) -> bool:
+    """Waits until the other end of the pipe is closed; False when the time is over before."""
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        try:
+            ready, _, _ = select.select([descriptor], [], [], left)
+            if not ready:
+                return False
+            if not os.read(descriptor, 4096):
+                return True
+        except OSError:  # never was a pipe, or is no longer one: nothing to wait for
+            return True
+
+
+def _can_draw() -> bool:
+    from neuraldbg.surfaces.terminal.live import can_draw
+
+    return can_draw(sys.stderr.fileno(), os.environ.get("TERM"))
+
+
+def _watch(run_dir: Path, descriptor: int) -> None:
+    """Keeps the live line until the trainer is gone. The line may fail; the report may not, so nothing escapes."""
+    from neuraldbg.errors import NeuralDbgError
+    from neuraldbg.surfaces.terminal.live import REDRAW_S, BottomRow
+
+    started = time.monotonic()
+    live: LiveText | None = None
+    pause_s = REDRAW_S
+    with BottomRow(sys.stderr.fileno(), color=not os.environ.get("NO_COLOR")) as row:
+        while not wait_for_end(descriptor, timeout_s=pause_s):
+            now = time.monotonic()
+            try:
+                live = live or _follow(run_dir)
+                row.show(live.text(now_s=now, running_s=now - started))
+            except (NeuralDbgError, OSError):
+                live = None  # nothing readable yet
+            # Reading must never cost the training a core: rest at least twenty times as long as it took.
+            pause_s = max(REDRAW_S, 20 * (time.monotonic() - now))
+
+
+def _follow(run_dir: Path) -> LiveText:
+    from neuraldbg.surfaces.terminal.live import LiveText
+    from neuraldbg.trace import open_trace
+
+    return LiveText(open_trace(run_dir))
+
+
+def _conclude(run_dir: Path, options: argparse.Namespace) -> int:
+    from neuraldbg.analysis.summary import summarise
+    from neuraldbg.surfaces.reports.session import dump, session_of, write_atomic
+    from neuraldbg.trace import open_trace
+
+    summary = summarise(open_trace(run_dir), alive=False)
+    if options.json:
+        print(dump(session_of(summary)), flush=True)
+    else:
+        from neuraldbg.surfaces.terminal.console import make_console
+        from neuraldbg.surfaces.terminal.report import render_report
+
+        render_report(summary, make_console(sys.stderr), run_dir=run_dir)
+    if options.export:
+        from neuraldbg.errors import UsageError
+
+        try:
+            write_atomic(Path(options.export), [dump(session_of(summary), indent=1).encode(), b"\n"])
+        except UsageError as error:
+            _say(str(error))
+    return exit_code(summary, options.fail_on)
+
+
+def exit_code(summary: RunSummary, fail_on: str | None) -> int:
+    """0, or with --fail-on: 6 = unhealthy, 7 = could not judge. Says why when it is not 0."""
+    state = summary.verdict.state
+    if fail_on is None or state == "healthy" or (state == "warning" and fail_on == "critical"):
+        return 0
+    if state == "undecided":
+        _say(f"exit code {COULD_NOT_JUDGE}: --fail-on {fail_on} was asked and the run could not be judged")
+        return COULD_NOT_JUDGE
+    _say(f"exit code {UNHEALTHY}: the verdict is {state} and --fail-on {fail_on} was asked")
+    return UNHEALTHY
+
+
+def _say(text: str) -> None:
+    print(f"neuraldbg: {text}", file=sys.stderr, flush=True)
+
+
+def _quiet_streams() -> None:
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(devnull, descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A field of every layer over the steps, pooled to as many columns as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraldbg.records import Site
+from neuraldbg.trace.selection import Hit, Selection
+
+_LOOKUP_LIMIT: Final = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Heatmap:
+    """Layers x columns of steps, max-pooled. A cell nobody measured is nan in `values` and False in `nan`."""
+
+    values: NDArray[np.float64]
+    nan: NDArray[np.bool_]  # a NaN was among the cell's values or in one of its tensors
+    sites: list[Site]  # of the rows
+    layers: list[str]
+    edges: NDArray[np.int64]  # column c holds the steps edges[c] <= step < edges[c + 1]
+
+
+def pooled(selection: Selection, hits: Sequence[Hit], field: str, width: int) -> Heatmap:
+    selection.gather([], [field])  # an unknown field is an error also where nothing was recorded
+    if not hits:
+        return Heatmap(np.empty((0, 0)), np.empty((0, 0), bool), [], [], np.empty(0, np.int64))
+    steps = [selection.steps(hit) for hit in hits]
+    sites = [selection.values(hit, "site") for hit in hits]
+    low, high = min(int(s.min()) for s in steps), max(int(s.max()) for s in steps)
+    columns = max(1, min(width, high - low + 1))
+    edges = np.array([low + i * (high - low + 1) // columns for i in range(columns + 1)], np.int64)
+    shown = np.array(sorted(set().union(*(_distinct(site) for site in sites))), np.int64)
+    row_of, column_of = _Places(shown), _Places(edges)
+    values = np.full(len(shown) * columns, -np.inf)
+    filled, nan = np.zeros(values.shape, bool), np.zeros(values.shape, bool)
+    for hit, step, site in zip(hits, steps, sites, strict=True):
+        cell = row_of.of(site) * columns + column_of.of(step)
+        value = selection.values(hit, field).astype(np.float64, copy=False)
+        bad = np.isnan(value)
+        np.fmax.at(values, cell, value)
+        filled[cell[~bad] if bad.any() else cell] = True
+        if selection.table == "stats":
+            bad |= hit.chunk.column("nan_count")[hit.rows] > 0
+        nan[cell[bad]] = True
+    values[~filled] = np.nan
+    shape, numbers, ranks = (len(shown), columns), shown.tolist(), selection.ranks
+    names = [ranks.name(number) for number in numbers]
+    return Heatmap(values.reshape(shape), nan.reshape(shape), [ranks.site(n) for n in numbers], names, edges)
+
+
+def _distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low > _LOOKUP_LIMIT:
+        found: list[int] = np.unique(numbers).tolist()
+        return found
+    return [low + i for i in np.flatnonzero(np.bincount(numbers - low)).tolist()]
+
+
+class _Places:
+    """Position of the last mark at or below a value; a table of answers is 20x faster than searching each."""
+
+    def __init__(self, marks: NDArray[np.int64]) -> None:
+        self._marks = marks
+        self._low, high = int(marks[0]), int(marks[-1])
+        self._table: NDArray[np.intp] | None = None
+        if high - self._low <= _LOOKUP_LIMIT:
+            self._table = np.searchsorted(marks, np.arange(self._low, high + 1), side="right") - 1
+
+    def of(self, values: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
+        if self._table is None:
+            return np.searchsorted(self._marks, values, side="right") - 1
+        places: NDArray[np.intp] = self._table[values - self._low]
+        return places

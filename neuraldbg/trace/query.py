@@ -1,0 +1,310 @@
+"""Questions to a trace: one layer's history, a step, the first bad row, the worst layers, a heatmap, what is new."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraldbg.errors import UnknownName
+from neuraldbg.records import Kind, Site, SiteKind
+from neuraldbg.trace.heatmap import Heatmap, pooled
+from neuraldbg.trace.merge import MergedRanks, TracedRun
+from neuraldbg.trace.rows import Rows
+from neuraldbg.trace.rundir import FINDINGS_FILE
+from neuraldbg.trace.selection import Hit, Selection, Span, narrowed
+from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE, TABLES
+
+_TABLE_OF_KIND: Final = {Kind.SPAN: "spans", Kind.SCALAR: "scalars", Kind.MARK: "calls"}
+_PREFERRED_SITE: Final = {Kind.SCALAR: SiteKind.SERIES, Kind.TARGET: SiteKind.LOSS}
+_OF_PARAMETERS: Final = (Kind.PARAMETER, Kind.UPDATE)
+_EVERYTHING: Final[Span] = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What `follow` saw since the last time."""
+
+    tables: Mapping[str, Rows]
+    facts: Sequence[Mapping[str, Any]]
+
+
+class Trace:
+    """A recorded run, finished or still going. Opened by `open_trace`; reading never disturbs the writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ranks = MergedRanks(path)
+        self._window = _EVERYTHING
+        self._unpacked: weakref.finalize[..., MergedRanks] | None = None
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Picks up what was recorded since; True when there was something."""
+        return self._ranks.refresh()
+
+    def close(self) -> None:
+        """Lets the files go. A second call does nothing."""
+        self._ranks.forget()
+        if self._unpacked is not None:
+            self._unpacked()
+
+    def remove_with(self, folder: str) -> None:
+        """The folder this trace was unpacked into goes when the trace does."""
+        self._unpacked = weakref.finalize(self._ranks, shutil.rmtree, folder, ignore_errors=True)
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def run(self) -> TracedRun:
+        return self._ranks.run
+
+    @property
+    def ended(self) -> bool:
+        return self._ranks.run.ended
+
+    @property
+    def damage(self) -> str | None:
+        """What could not be read, in words; None for a sound trace."""
+        return self._ranks.damage
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Rows the writer could not keep up with or had no space for, by table."""
+        return self._ranks.counted("dropped")
+
+    @property
+    def evicted(self) -> dict[str, int]:
+        """Rows of the oldest segments, deleted to stay under the disk limit, by table."""
+        return self._ranks.counted("evicted")
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self._ranks.views)
+
+    @property
+    def sites(self) -> list[Site]:
+        return list(self._ranks.sites.values())
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Every step that left a row, in order."""
+        found = [np.empty(0, np.int64)]
+        for table in TABLES:
+            selection = self._selection(table)
+            found += [np.unique(selection.steps(hit)) for hit in selection.hits()]
+        return np.unique(np.concatenate(found))
+
+    def site(self, name: str) -> Site:
+        """The site of a canonical name or alias; UnknownLayer names the nearest otherwise."""
+        return self._ranks.names.resolve(name)
+
+    def match(self, pattern: str) -> list[Site]:
+        """The layers a name, glob or regular expression means."""
+        return self._ranks.names.match(pattern)
+
+    def canonical(self, site: Site | int) -> str:
+        """The one name we show for a site."""
+        return self._ranks.name(site if isinstance(site, int) else site.id)
+
+    def aliases(self, site: Site | int) -> list[str]:
+        return self._ranks.names.aliases(site)
+
+    def facts(self, type: str | None = None) -> list[dict[str, Any]]:
+        """The recorded facts of a type, in order, each with its `rank`."""
+        return [fact for fact in self._ranks.facts if type is None or fact.get("type") == type]
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What the analysis found so far; a later entry replaces the one of the same id."""
+        try:
+            lines = (self.path / FINDINGS_FILE).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return []
+        found: dict[Any, dict[str, Any]] = {}
+        for number, line in enumerate(lines):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # the line being written
+            if isinstance(entry, dict):
+                found[entry.get("id", f"line {number}")] = entry
+        return list(found.values())
+
+    def between(self, first: int | None, last: int | None) -> Trace:
+        """The same trace, seen only from step `first` to `last`, both included."""
+        view = copy.copy(self)
+        view._window = narrowed(self._window, (first, last))
+        return view
+
+    def table(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        between: Span | None = None,
+        site: int | Site | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Columns of a table over all ranks (rank by rank, as written); `rank` says whose row it is."""
+        selection = self._selection(name, between)
+        wanted = None if site is None else [site if isinstance(site, int) else site.id]
+        return selection.gather(list(selection.hits(sites=wanted)), columns)
+
+    def history(
+        self, layer: str | Site, kind: Kind | str = "gradient", field: str | None = None, between: Span | None = None
+    ) -> Rows:
+        """What was recorded of one layer over time; a series such as "loss" gives its values.
+
+        Parameters and updates of a module are those of its own parameters: `.layers` tells them apart.
+        """
+        kind = _kind(kind)
+        if isinstance(layer, str):
+            layer = self._ranks.names.resolve(layer, prefer=_PREFERRED_SITE.get(kind))
+        if layer.kind is SiteKind.SERIES:
+            kind = Kind.SCALAR
+        wanted = [twin.id for twin in self._ranks.names.twins(layer)]
+        if kind in _OF_PARAMETERS and layer.kind is not SiteKind.PARAMETER:
+            wanted += [site.id for site in self._own_parameters(layer)]
+        columns = None if field is None else ["step", "seq", "site", "rank", field]
+        return self._of_kind(kind, between, sites=wanted, columns=columns)
+
+    def at(self, step: int, kind: Kind | str | None = None) -> Rows:
+        """Every row of one step: statistics of all kinds, or those of one kind."""
+        if kind is not None:
+            return self._of_kind(_kind(kind), (step, step))
+        selection = self._selection("stats", (step, step))
+        return self._rows(selection, list(selection.hits()))
+
+    def first(self, where: Callable[[Mapping[str, Any]], object], *, table: str = "stats") -> dict[str, Any] | None:
+        """The earliest row (by step, then order of recording) that `where` accepts; None where there is none."""
+        best: dict[str, Any] | None = None
+        selection = self._selection(table)
+        for hit in selection.hits():
+            if best is not None and self._ranks.first_step(hit.rank, hit.chunk) > best["step"]:
+                continue
+            records = list(self._rows(selection, [hit]).records())
+            for record in sorted(records, key=_when):
+                if best is not None and _when(record) >= _when(best):
+                    break
+                if where(_readable(record)):
+                    best = _readable(record)
+                    break
+        return best
+
+    def top(self, field: str, kind: Kind | str, k: int = 10) -> list[dict[str, Any]]:
+        """The k layers in which `field` was largest, each with its largest row. NaN does not compete."""
+        kind = _kind(kind)
+        selection = self._selection(_TABLE_OF_KIND.get(kind, "stats"))
+        selection.gather([], [field])  # an unknown field is an error also where nothing was recorded
+        best: dict[int, tuple[float, Hit, int]] = {}
+        for hit in selection.hits(kind=_code(kind)):
+            sites, values = selection.values(hit, "site"), selection.values(hit, field).astype(np.float64)
+            order = np.lexsort((values, sites))
+            order = order[~np.isnan(values[order])]
+            last_of_site = np.r_[np.diff(sites[order]) != 0, np.ones(min(1, len(order)), bool)]
+            for position in order[last_of_site].tolist():
+                site, value = int(sites[position]), float(values[position])
+                if site not in best or value > best[site][0]:
+                    best[site] = (value, hit, position)
+        ranked = sorted(best.values(), key=lambda item: -item[0])[:k]
+        return [self._record(selection, hit, position, field) for _, hit, position in ranked]
+
+    def heatmap(self, field: str, kind: Kind | str, width: int = 1000, between: Span | None = None) -> Heatmap:
+        """`field` of every layer over the steps, the largest value of each cell; NaN apart from it."""
+        kind = _kind(kind)
+        selection = self._selection(_TABLE_OF_KIND.get(kind, "stats"), between)
+        return pooled(selection, list(selection.hits(kind=_code(kind))), field, width)
+
+    def follow(
+        self, *, from_start: bool = False, interval_s: float = 0.1, until: Callable[[], bool] | None = None
+    ) -> Iterator[News]:
+        """Yields what is new, ten times a second at most, until the run has ended or `until` says so."""
+        seen: dict[tuple[int, str], int] = {}
+        facts = 0
+        if not from_start:
+            seen, facts = self._ranks.ends(), len(self._ranks.facts)
+        while True:
+            over = self.ended or (until is not None and until())
+            self.refresh()  # after the question: what came before the end is not missed
+            selections = {name: self._selection(name) for name in TABLES}
+            tables = {name: self._rows(each, list(each.after(seen))) for name, each in selections.items()}
+            news = News({name: rows for name, rows in tables.items() if len(rows)}, self._ranks.facts[facts:])
+            seen, facts = self._ranks.ends(), len(self._ranks.facts)
+            if news.tables or news.facts:
+                yield news
+            elif over:
+                return
+            else:
+                time.sleep(interval_s)
+
+    def _selection(self, table: str, between: Span | None = None) -> Selection:
+        return Selection(self._ranks, table, narrowed(self._window, between))
+
+    def _rows(self, selection: Selection, hits: Sequence[Hit], columns: Sequence[str] | None = None) -> Rows:
+        return Rows(selection.gather(hits, columns), name_of=self._ranks.name)
+
+    def _of_kind(
+        self,
+        kind: Kind,
+        between: Span | None,
+        *,
+        sites: Sequence[int] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Rows:
+        selection = self._selection(_TABLE_OF_KIND.get(kind, "stats"), between)
+        return self._rows(selection, list(selection.hits(sites=sites, kind=_code(kind))), columns)
+
+    def _record(self, selection: Selection, hit: Hit, position: int, field: str) -> dict[str, Any]:
+        row = np.arange(hit.chunk.rows)[hit.rows][position : position + 1]
+        names = [*(TABLES[selection.table].names or ()), "rank", field]
+        rows = self._rows(selection, [Hit(hit.rank, hit.chunk, row)], names)
+        return _readable(next(rows.records()))
+
+    def _own_parameters(self, layer: Site) -> list[Site]:
+        """The parameters a module owns itself, not those of the modules in it."""
+        path = "" if layer.kind is SiteKind.MODEL else layer.path
+        model = layer.id if layer.kind is SiteKind.MODEL else layer.model
+        return [
+            site
+            for site in self._ranks.sites.values()
+            if site.kind is SiteKind.PARAMETER and site.model == model and site.path.rpartition(".")[0] == path
+        ]
+
+
+def _kind(kind: Kind | str) -> Kind:
+    try:
+        return Kind(kind)
+    except ValueError:
+        raise UnknownName("kind", str(kind), [k.value for k in Kind], listed_by="neuraldbg.records.Kind") from None
+
+
+def _code(kind: Kind) -> int | None:
+    """The code of a kind of statistics; the other tables hold one kind each and have no such column."""
+    return None if kind in _TABLE_OF_KIND else KIND_CODE[kind]
+
+
+def _when(record: Mapping[str, Any]) -> tuple[int, int]:
+    return record["step"], record["seq"]
+
+
+_WORD: Final = {
+    "kind": {code: kind.value for kind, code in KIND_CODE.items()},
+    "phase": {code: phase.value for phase, code in PHASE_CODE.items()},
+    "call": {code: call.value for call, code in CALL_CODE.items()},
+}
+
+
+def _readable(record: dict[str, Any]) -> dict[str, Any]:
+    """A record with words instead of codes."""
+    return {name: _WORD[name].get(value, value) if name in _WORD else value for name, value in record.items()}

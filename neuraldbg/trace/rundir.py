@@ -1,0 +1,101 @@
+"""Run directories: where a run is written, and which folder of it belongs to which process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final
+
+from neuraldbg.errors import RunDirectoryError
+from neuraldbg.records import RunInfo
+
+RUNS_FOLDER: Final = "neuraldbg_runs"
+RUN_FILE: Final = "run.json"
+FINDINGS_FILE: Final = "findings.jsonl"
+_RANK: Final = re.compile(r"rank-(\d{5,})")
+
+
+def create_run(info: RunInfo, *, out: Path | None = None) -> Path:
+    """Makes the run directory with its `run.json`; `out` names it exactly, else it is `neuraldbg_runs/<id>`."""
+    try:
+        directory = _claim(Path(out)) if out is not None else _claim_numbered(Path.cwd() / RUNS_FOLDER, info.id)
+        write_atomically(directory / RUN_FILE, json.dumps({**asdict(info), "id": directory.name}, indent=1))
+    except OSError as error:
+        where = error.filename or out or RUNS_FOLDER
+        raise RunDirectoryError(
+            f"cannot write the run directory {where}: {error.strerror or error}; choose another with --out DIR"
+        ) from error
+    return directory
+
+
+def _claim(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise RunDirectoryError(f"{directory} is not empty; choose a new or empty directory with --out DIR")
+    return directory.resolve()
+
+
+def _claim_numbered(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        directory = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return directory.resolve()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old file or the whole new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def claim_rank(run_directory: Path, rank: int | None) -> tuple[int, Path]:
+    """Makes the folder of one process: the given rank, or the next free one. mkdir decides races."""
+    number = 0 if rank is None else rank
+    while True:
+        directory = run_directory / f"rank-{number:05d}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            if rank is not None:
+                raise
+            number += 1
+        else:
+            return number, directory
+
+
+def rank_directories(run_directory: Path) -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for entry in sorted(run_directory.iterdir()):
+        match = _RANK.fullmatch(entry.name)
+        if match and entry.is_dir():
+            found[int(match[1])] = entry
+    return found
+
+
+def load_run_info(run_directory: Path) -> tuple[RunInfo, str | None]:
+    """What `run.json` says, and, where it cannot be read, why not."""
+    known = {field.name for field in fields(RunInfo)}
+    unknown: dict[str, Any] = {"id": run_directory.name, "command": (), "backend": None, "versions": {}, "started": ""}
+    try:
+        stored = json.loads((run_directory / RUN_FILE).read_text(encoding="utf-8"))
+        given = {key: value for key, value in stored.items() if key in known}
+    except FileNotFoundError:
+        return RunInfo(**unknown), f"{RUN_FILE} is missing"
+    except (OSError, ValueError, AttributeError) as error:
+        return RunInfo(**unknown), f"{RUN_FILE} cannot be read ({error})"
+    merged = {**unknown, **given}
+    merged["command"] = tuple(merged["command"] or ())
+    return RunInfo(**merged), None

@@ -1,0 +1,383 @@
+"""Writes a trace beside a training loop: rows are copied into rings, a thread turns them into chunks.
+
+The training thread never waits for a disk. What cannot be written is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraldbg.errors import RunDirectoryError
+from neuraldbg.records import Call
+from neuraldbg.trace.files import GrowingFile
+from neuraldbg.trace.format import ChunkEncoder
+from neuraldbg.trace.ring import Ring
+from neuraldbg.trace.rundir import claim_rank
+from neuraldbg.trace.tables import CALL_CODE, TABLES
+
+SEGMENT_BYTES: Final = 64_000_000
+JOURNAL_BELOW_ROWS: Final = 4_096  # a smaller flush goes to the journal first
+CONSOLIDATE_ROWS: Final = 8_192  # journalled rows of a table that become one chunk of a segment
+SMALLEST_CHUNK_ROWS: Final = 512  # what a full disk is tried with
+FACTS_BUFFER_BYTES: Final = 16_000_000
+FACTS_CHUNK_BYTES: Final = 1_000_000
+BALLAST_BYTES: Final = 65_536  # given back on a full disk at close, so that the end and the drops can be told
+FIRST_RETRY_S: Final = 0.2
+LAST_RETRY_S: Final = 5.0
+JOIN_S: Final = 5.0  # a write that hangs on a network disk may cost the close this much, not more
+
+_UPDATE_CODES: Final = (CALL_CODE[Call.STEP], CALL_CODE[Call.STEP_MANUAL])
+
+
+def _plain(value: Any) -> Any:
+    """What JSON cannot say by itself."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)
+
+
+class _Lane:
+    """One table on its way to the disk: ring, then journal while rows are few, then segments."""
+
+    def __init__(self, table: str, capacity: int, journal: GrowingFile) -> None:
+        self.table = table
+        self.ring = Ring(TABLES[table], capacity)
+        self.journal = journal
+        self.journalled: NDArray[np.void] = np.empty(CONSOLIDATE_ROWS, TABLES[table])
+        self.journalled_rows = 0
+        self.first_row = 0  # number of the first row that is in no segment yet
+        self.dropped = 0
+
+    def remember(self, blocks: list[NDArray[np.void]]) -> None:
+        """Keeps journalled rows until they fill a chunk."""
+        opaque = self.ring.opaque
+        for block in blocks:
+            end = self.journalled_rows + len(block)
+            self.journalled.view(opaque)[self.journalled_rows : end] = block.view(opaque)
+            self.journalled_rows = end
+
+    @property
+    def written(self) -> int:
+        return self.first_row + self.journalled_rows
+
+
+class TraceWriter:
+    """Writes the trace of one process. No method raises because of the disk: see `.error` and `.dropped`."""
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        *,
+        rank: int | None = None,
+        max_disk_bytes: int = 2_000_000_000,
+        flush_interval_s: float = 0.2,
+        ring_rows: int = 65_536,
+        threaded: bool = True,
+    ) -> None:
+        try:
+            self.rank, self.directory = claim_rank(Path(run_dir), rank)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write into {run_dir}: {error.strerror or error}; choose another with --out DIR"
+            ) from error
+        self.bytes_written = 0
+        self.error: str | None = None
+        about = {"rank": self.rank, "pid": os.getpid(), "created_ns": time.time_ns()}
+        self._pid = os.getpid()
+        self._max_disk_bytes = max_disk_bytes
+        self._segment_bytes = min(SEGMENT_BYTES, max(max_disk_bytes // 8, 65_536))
+        self._segments = GrowingFile(self.directory, "segment", about)
+        self._facts_file = GrowingFile(self.directory, "facts", about)
+        self._lanes = {
+            table: _Lane(table, ring_rows, GrowingFile(self.directory, f"journal-{table}", about)) for table in TABLES
+        }
+        self._segment_tally: dict[Path, dict[str, int]] = {}
+        self._evicted: dict[str, int] = {}
+        self._encoder = ChunkEncoder()
+        self._chunk_rows = ring_rows
+        self._facts: list[tuple[str, bytes]] = []
+        self._facts_bytes = self._facts_written = self._facts_dropped = 0
+        self._reported: dict[str, int] = self.dropped
+        self._facts_lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
+        self._closed = self._stop = False
+        self._wake = threading.Event()
+        self._ballast = self.directory / "ballast"
+        self._interval_s = flush_interval_s
+        self._thread: threading.Thread | None = None
+        self._sources: list[Callable[[TraceWriter], None]] = []
+        self._draining = 0  # the thread that is in a source now
+        self._start(threaded)
+
+    def _start(self, threaded: bool) -> None:
+        with suppress(OSError):
+            self._ballast.write_bytes(os.urandom(BALLAST_BYTES))
+        if threaded:
+            self._thread = threading.Thread(target=self._run, name="neuraldbg-trace", daemon=True)
+            self._thread.start()
+
+    def append(self, table: str, rows: NDArray[np.void]) -> int:
+        """Copies rows into the ring of `table`; returns how many were accepted. Never waits for the disk."""
+        lane = self._lanes[table]
+        ring = lane.ring
+        if rows.dtype != ring.dtype:
+            raise TypeError(
+                f"rows of {table} have the dtype neuraldbg.trace.tables.TABLES[{table!r}], not {rows.dtype}"
+            )
+        if self._closed or os.getpid() != self._pid:
+            return 0
+        accepted = ring.append(rows)
+        if accepted < len(rows) and self._draining == threading.get_ident():
+            accepted += self._append_while_writing(lane, rows[accepted:])
+        if accepted < len(rows):
+            lane.dropped += len(rows) - accepted
+        if len(ring) * 2 > ring.capacity and not self._wake.is_set() and time.monotonic() >= self._retry_at:
+            self._wake.set()
+        return accepted
+
+    def add_source(self, drain: Callable[[TraceWriter], None]) -> None:
+        """`drain` is called before each flush, in the flush thread: it hands over rows that wait elsewhere."""
+        self._sources.append(drain)
+
+    def fact(self, type: str, **fields: Any) -> None:
+        """Records a JSON object. Facts have their own buffer and go to the disk before rows."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._put_fact(type, fields)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Rows lost so far, by table."""
+        return {**{table: lane.dropped for table, lane in self._lanes.items()}, "facts": self._facts_dropped}
+
+    @property
+    def written(self) -> dict[str, int]:
+        """Rows whose `write()` has returned, by table."""
+        return {**{table: lane.written for table, lane in self._lanes.items()}, "facts": self._facts_written}
+
+    def flush(self) -> None:
+        """Writes what is waiting now; after a failed write not before its retry is due."""
+        if self._closed or os.getpid() != self._pid or not self._flush_lock.acquire(timeout=JOIN_S):
+            return
+        try:
+            self._flush()
+        finally:
+            self._flush_lock.release()
+
+    def close(self) -> None:
+        """Writes everything, ends the thread, closes the files. A second call does nothing."""
+        if self._stop:
+            return
+        if os.getpid() != self._pid:
+            self.abandon()
+            return
+        self._stop = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+        if not self._flush_lock.acquire(timeout=JOIN_S):
+            self._closed = True
+            return  # the thread hangs in a write; it is a daemon and dies with the process
+        try:
+            self._finish()
+        finally:
+            self._closed = True
+            self._flush_lock.release()
+
+    def abandon(self) -> None:
+        """In a forked child: forgets everything and writes nothing. The parent's files are not touched."""
+        self._closed = self._stop = True
+        self._thread = None
+        for file in self._files():
+            file.close()
+        self._facts.clear()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
+            if self._stop:
+                return
+            with self._flush_lock:
+                self._flush()
+
+    def _files(self) -> Iterable[GrowingFile]:
+        return (self._segments, self._facts_file, *(lane.journal for lane in self._lanes.values()))
+
+    def _put_fact(self, type: str, fields: dict[str, Any]) -> None:
+        line = json.dumps({"type": type, "wall_ns": time.time_ns(), **fields}, default=_plain, separators=(",", ":"))
+        data = line.encode("utf-8", "backslashreplace")
+        with self._facts_lock:
+            if self._facts_bytes + len(data) > FACTS_BUFFER_BYTES:
+                self._facts_dropped += 1
+                return
+            self._facts.append((type, data))
+            self._facts_bytes += len(data)
+
+    def _flush(self, *, last: bool = False) -> bool:
+        """One round: facts, rows, eviction. False when the disk refused."""
+        self._drain_sources()
+        if last:
+            self._closed = True  # nothing may come in behind the last round
+
+        def everything() -> None:
+            self._report_drops()
+            self._flush_facts()
+            for lane in self._lanes.values():
+                self._flush_lane(lane, last=last)
+            self._evict()
+
+        return self._try(everything, now=last)
+
+    def _try(self, write: Callable[[], None], *, now: bool = False) -> bool:
+        """Writes unless a retry is not due yet. A failure is noted, and the next try is later and smaller."""
+        if not now and time.monotonic() < self._retry_at:
+            return False
+        try:
+            write()
+        except (OSError, MemoryError) as error:
+            name = errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
+            self.error = f"{name}: {getattr(error, 'strerror', None) or error} while writing {self.directory}"
+            self._retry_at = time.monotonic() + self._retry_s
+            self._retry_s = min(self._retry_s * 2, LAST_RETRY_S)
+            self._chunk_rows = max(self._chunk_rows // 2, SMALLEST_CHUNK_ROWS)
+            return False
+        self._retry_s = FIRST_RETRY_S
+        return True
+
+    def _drain_sources(self) -> None:
+        self._draining = threading.get_ident()
+        for drain in list(self._sources):
+            try:
+                drain(self)
+            except Exception as error:  # noqa: BLE001 - not our code, and the flush thread must live
+                self._sources.remove(drain)
+                self.error = f"{drain!r} failed and is no longer asked for rows: {error!r}"
+        self._draining = 0
+
+    def _append_while_writing(self, lane: _Lane, rows: NDArray[np.void]) -> int:
+        """A source may hand over more than the ring holds: the thread that would empty it is the one that asks."""
+        done = 0
+        while done < len(rows) and self._try(lambda: self._flush_lane(lane, last=False)):
+            done += lane.ring.append(rows[done:])
+        return done
+
+    def _report_drops(self) -> None:
+        dropped = self.dropped
+        if dropped != self._reported:
+            with self._facts_lock:  # one that is still waiting is out of date
+                self._facts = [item for item in self._facts if item[0] != "dropped"]
+                self._facts_bytes = sum(len(line) for _, line in self._facts)
+            self._put_fact("dropped", {"rows": dropped, "error": self.error})
+            self._reported = dropped
+
+    def _write(self, file: GrowingFile, chunk: memoryview) -> None:
+        file.write(chunk)
+        self.bytes_written += len(chunk)
+
+    def _flush_facts(self) -> None:
+        while self._facts:
+            lines: list[bytes] = []
+            size = 0
+            for _, line in self._facts:
+                if lines and size + len(line) > FACTS_CHUNK_BYTES:
+                    break
+                lines.append(line)
+                size += len(line)
+            self._write(self._facts_file, self._encoder.facts(lines, self._facts_written))
+            self._facts_written += len(lines)
+            with self._facts_lock:
+                del self._facts[: len(lines)]
+                self._facts_bytes -= size
+
+    def _flush_lane(self, lane: _Lane, *, last: bool) -> None:
+        blocks = lane.ring.waiting(self._chunk_rows)
+        while blocks or (last and lane.journalled_rows):
+            count = sum(map(len, blocks))
+            total = lane.journalled_rows + count
+            if last or count >= JOURNAL_BELOW_ROWS or total >= CONSOLIDATE_ROWS:
+                self._to_segment(lane, [lane.journalled[: lane.journalled_rows], *blocks])
+                lane.first_row += total
+                lane.journalled_rows = 0
+                lane.ring.release(count)
+                lane.journal.discard()
+            else:
+                self._write(lane.journal, self._encoder.rows(lane.table, blocks, lane.written))
+                lane.remember(blocks)
+                lane.ring.release(count)
+            self._chunk_rows = min(self._chunk_rows * 2, lane.ring.capacity)
+            if count < lane.ring.capacity // 2 and not last:
+                return  # a short round: what came meanwhile belongs to the next one
+            blocks = lane.ring.waiting(self._chunk_rows)
+
+    def _to_segment(self, lane: _Lane, blocks: list[NDArray[np.void]]) -> None:
+        self._write(self._segments, self._encoder.rows(lane.table, blocks, lane.first_row))
+        path = self._segments.path
+        assert path is not None
+        tally = self._segment_tally.setdefault(path, {})
+        tally[lane.table] = tally.get(lane.table, 0) + sum(map(len, blocks))
+        if lane.table == "calls":
+            for block in blocks:
+                codes = np.bincount(block["call"], minlength=256)
+                tally["backwards"] = tally.get("backwards", 0) + int(codes[CALL_CODE[Call.BACKWARD]])
+                tally["updates"] = tally.get("updates", 0) + int(codes[list(_UPDATE_CODES)].sum())
+        if self._segments.size >= self._segment_bytes:
+            self._segments.rotate()
+
+    def _evict(self) -> None:
+        """Deletes the oldest closed segments while the files are over the limit, and says so in a fact."""
+        before = dict(self._evicted)
+        while sum(file.total_bytes for file in self._files()) > self._max_disk_bytes:
+            path = self._segments.remove_oldest()
+            if path is None:
+                break
+            for name, count in self._segment_tally.pop(path, {}).items():
+                self._evicted[name] = self._evicted.get(name, 0) + count
+        if self._evicted != before:
+            self._put_fact("evicted", {"rows": dict(self._evicted)})
+
+    def _finish(self) -> None:
+        complete = self._flush(last=True)
+        for lane in self._lanes.values():
+            lane.dropped += len(lane.ring)
+            lane.ring.release(len(lane.ring))
+        with suppress(OSError):
+            self._ballast.unlink()
+        try:
+            self._report_drops()
+            if not complete:  # the disk is full: with the ballast gone, first what a reader misses most
+                rest = [item for item in self._facts if item[0] not in ("end", "dropped")]
+                self._facts = [item for item in self._facts if item[0] in ("end", "dropped")]
+                self._flush_facts()
+                self._facts = rest
+            self._flush_facts()
+        except (OSError, MemoryError):
+            self._facts_dropped += len(self._facts)
+        finally:
+            for file in self._files():
+                file.close()
