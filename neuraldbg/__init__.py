@@ -1,1 +1,33 @@
 """NeuralDbg: the debugger for neural-network training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neuraldbg.session import NeuralDbg, watch
+    from neuraldbg.trace import Trace, open_trace
+
+__all__ = ["NeuralDbg", "Trace", "open_trace", "watch"]
+
+_HOMES = {
+    "NeuralDbg": "neuraldbg.session",
+    "Trace": "neuraldbg.trace",
+    "open_trace": "neuraldbg.trace",
+    "watch": "neuraldbg.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are fetched when first used: importing the package does nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'neuraldbg' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -13,16 +13,14 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from neuraldbg.capture.attachment import Attachment, Plan
 from neuraldbg.config import parse_budget
 from neuraldbg.errors import RunDirectoryError
-from neuraldbg.records import RunInfo
-from neuraldbg.script import Outcome, Program, load_module, load_script
+from neuraldbg.script import Outcome, load_module, load_script
 from neuraldbg.trace import create_run
+from neuraldbg.trace.rundir import new_run_info
 
 VIEWER_PATIENCE_S = 60.0
 
@@ -87,34 +85,10 @@ def _die_by_signal(outcome: Outcome) -> None:
 # -- the run directory -------------------------------------------------------------------------------------------------
 
 
-def run_info(command: tuple[str, ...], *, script: str | None, budget: str) -> RunInfo:
-    """What is known of a run before it starts."""
-    started = datetime.now(timezone.utc)
-    stem = Path(script).stem if script else "session"
-    return RunInfo(
-        id=f"{datetime.now():%Y%m%d-%H%M%S}-{stem}",
-        command=command,
-        backend=None,
-        versions={"neuraldbg": own_version(), "python": sys.version.split()[0]},
-        started=started.isoformat(timespec="seconds"),
-        script=script,
-        cwd=os.getcwd(),
-        pid=os.getpid(),
-        budget=budget,
-    )
-
-
-def own_version() -> str:
-    try:
-        return version("neural-debugger")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _run_directory(request: Request) -> Path:
     """Where the run is recorded. A place that cannot be written must not stop a training: a temporary one is taken, and said."""
     command = ("-m", request.target, *request.args) if request.module else (request.target, *request.args)
-    info = run_info(command, script=request.target, budget=request.budget)
+    info = new_run_info(command, script=request.target, budget=request.budget)
     try:
         return create_run(info, out=request.out)
     except RunDirectoryError as error:
@@ -174,5 +148,3 @@ class Viewer:
             print("neuraldbg: the viewer did not finish in time; `neural report` prints the verdict", file=sys.stderr)
             return 0
 
-
-__all__ = ["Program", "Request", "run"]

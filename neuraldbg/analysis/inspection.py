@@ -1,118 +1,225 @@
-"""One layer: what was measured of it and of its parameters at a step, and how each measure moved over the run."""
+"""One layer at a time: its latest statistics, its gradient over the steps, and whether that is healthy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from neuraldbg.analysis.layers import KIND_OF, tensor_stats
-from neuraldbg.errors import NotRecorded
-from neuraldbg.records import Site, SiteKind, TensorStats
-from neuraldbg.trace.tables import KIND_CODE
+from neuraldbg.analysis import gradients as judge
+from neuraldbg.analysis.results import (
+    CausalHypothesis,
+    GradientHealthReport,
+    GradientHistory,
+    GradientRecord,
+    LayerHealth,
+    LayerReport,
+)
+from neuraldbg.records import Site, SiteKind
+from neuraldbg.trace import Trace
+from neuraldbg.trace.tables import KIND_CODE, Kind
 
-if TYPE_CHECKING:
-    from neuraldbg.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One tensor of a layer: its statistics at a step and its norm over the run."""
-
-    tensor: str  # "output", "input", "target", or the name of a parameter
-    kind: str
-    step: int
-    stats: TensorStats
-    first_bad_step: int | None
-    steps: NDArray[np.int64]
-    l2: NDArray[np.float64]  # nan where a tensor held a NaN, an infinity, or no finite value
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    path: str
-    aliases: tuple[str, ...]
-    type: str | None
-    params: int | None
-    source: str | None
-    first_step: int
-    last_step: int
-    views: tuple[View, ...]
+FAILURES: Final = (
+    "vanishing_gradients",
+    "exploding_gradients",
+    "dead_neurons",
+    "saturated_activations",
+    "optimizer_instability",
+    "data_anomaly",
+)
+_COLUMNS: Final = ("count", "mean", "std", "min", "max", "l2", "zero_count", "nan_count", "inf_count")
 
 
-def inspect_layer(trace: Trace, name: str, *, step: int | None = None, kind: str | None = None) -> Inspection:
-    """Statistics at the last recorded step up to `step`; NotRecorded says which steps there are."""
-    site = trace.site(name)
-    members = [(site, ""), *_members(trace, site)]
-    stats = trace.table("stats")
-    of_layer = np.isin(stats["site"], [member.id for member, _ in members])
-    if kind is not None:
-        of_layer &= stats["kind"] == next(code for each, code in KIND_CODE.items() if each.value == kind)
-    rows = np.flatnonzero(of_layer)
-    path = trace.canonical(site)
-    if not len(rows):
-        raise NotRecorded(f"nothing{f' of kind {kind!r}' if kind else ''} was recorded of {path} in this run")
-    first, last = int(stats["step"][rows].min()), int(stats["step"][rows].max())
-    if step is not None and step < first:
-        raise NotRecorded(f"nothing was recorded of {path} up to step {step}; it has steps {first} to {last}")
-    views = [
-        view
-        for member, label in members
-        for view in _views(stats, rows[stats["site"][rows] == member.id], label, last if step is None else step)
-    ]
-    return Inspection(
-        path=path,
-        aliases=tuple(trace.aliases(site)),
-        type=site.op,
-        params=site.parameters,
-        source=site.source or site.defined,
-        first_step=first,
-        last_step=last,
-        views=tuple(views),
+def joined_norm(norms: Iterable[float | None]) -> float | None:
+    """The norm over several parts; None when one of them is unknown or there is none."""
+    known = list(norms)
+    if not known or any(norm is None for norm in known):
+        return None
+    return math.sqrt(sum(norm * norm for norm in known if norm is not None))
+
+
+def owner_path(parameter: str) -> str:
+    """`encoder.0.weight` belongs to `encoder.0`; a bare `weight` to the root."""
+    return parameter.rpartition(".")[0]
+
+
+def by_layer(gradients: Iterable[Any]) -> dict[str, list[Any]]:
+    """Gradients of parameters (anything with `.site`), put together by the layer that owns them. Raw tensors stand alone."""
+    layers: dict[str, list[Any]] = {}
+    for one in gradients:
+        name = owner_path(one.site.path) or one.site.path if one.site.model is not None else one.site.path
+        layers.setdefault(name, []).append(one)
+    return layers
+
+
+def gradient_record(step: int, parts: Sequence[Sequence[Any]]) -> GradientRecord:
+    """One layer's record from the statistics of its parameters' gradients; mean, std and max are over all of them."""
+    count = sum(int(part[0]) for part in parts)
+    bad = [sum(int(part[index]) for part in parts) for index in (7, 8)]
+    finite = [part for part in parts if math.isfinite(part[5])]
+    if not count or not finite or sum(bad):
+        return GradientRecord(step, None, nan_count=bad[0], inf_count=bad[1])
+    mean = sum(part[0] * part[1] for part in finite) / count
+    square = sum(part[5] ** 2 for part in finite) / count
+    return GradientRecord(
+        step,
+        norm=math.sqrt(square * count),
+        mean=mean,
+        std=math.sqrt(max(square - mean * mean, 0.0)),
+        max=max(max(abs(part[3]), abs(part[4])) for part in finite),
+        zero_fraction=sum(int(part[6]) for part in parts) / count,
     )
 
 
-def _members(trace: Trace, site: Site) -> list[tuple[Site, str]]:
-    """The root's twin site, and the parameters that the layer owns directly, with their own names."""
-    model = site.id if site.kind is SiteKind.MODEL else site.model
-    path = "" if site.kind is SiteKind.MODEL else site.path
-    found: list[tuple[Site, str]] = []
-    for other in trace.sites:
-        if other.id == site.id or site.kind is SiteKind.PARAMETER:
-            continue
-        owner, _, own_name = other.path.rpartition(".")
-        if other.kind is SiteKind.PARAMETER and other.model == model and owner == path:
-            found.append((other, own_name))
-        elif not path and (
-            other.id == model or (other.kind is SiteKind.MODULE and other.model == model and not other.path)
-        ):
-            found.append((other, ""))
-    return found
+# -- from the trace ------------------------------------------------------------------------------------------------------
 
 
-def _views(stats: dict[str, NDArray[np.generic]], rows: NDArray[np.intp], label: str, upto: int) -> list[View]:
-    views = []
-    pairs = sorted({(int(stats["kind"][row]), int(stats["slot"][row])) for row in rows})
-    for code, slot in pairs:
-        mine = rows[(stats["kind"][rows] == code) & (stats["slot"][rows] == slot)]
-        mine = mine[np.lexsort((stats["seq"][mine], stats["step"][mine]))]
-        shown = mine[stats["step"][mine] <= upto]
-        if not len(shown):
-            continue
-        bad = (stats["nan_count"][mine] > 0) | (stats["inf_count"][mine] > 0)
-        kind = KIND_OF[code].value
-        place = label or ("output" if kind in ("activation", "gradient") else kind)
-        views.append(
-            View(
-                tensor=f"{place}[{slot}]" if slot else place,
-                kind=kind,
-                step=int(stats["step"][shown[-1]]),
-                stats=tensor_stats(stats, int(shown[-1])),
-                first_bad_step=int(stats["step"][mine[bad][0]]) if bad.any() else None,
-                steps=stats["step"][mine].astype(np.int64),
-                l2=np.where(bad, np.nan, stats["l2"][mine]).astype(np.float64),
-            )
+def parameters_of(trace: Trace, layer: Site) -> list[Site]:
+    """The parameters a layer owns itself; of a model the parameters of all its layers; of a parameter the parameter."""
+    if layer.kind is SiteKind.PARAMETER:
+        return [layer]
+    every = [site for site in trace.sites if site.kind is SiteKind.PARAMETER]
+    if layer.kind is SiteKind.MODEL:
+        return [site for site in every if site.model == layer.id]
+    return [site for site in every if site.model == layer.model and owner_path(site.path) == layer.path]
+
+
+def gradient_history(trace: Trace, name: str) -> GradientHistory:
+    """The gradient of a layer's parameters at every sampled step."""
+    layer = trace.site(name)
+    return GradientHistory(trace.canonical(layer), _records(trace, parameters_of(trace, layer)))
+
+
+def _records(trace: Trace, parameters: Sequence[Site]) -> list[GradientRecord]:
+    parts: dict[int, dict[int, tuple[Any, ...]]] = {}
+    for site in parameters:
+        rows = trace.table("stats", columns=["step", "kind", *_COLUMNS], site=site.id)
+        keep = np.flatnonzero(rows["kind"] == KIND_CODE[Kind.GRADIENT])
+        columns = [rows[column][keep].tolist() for column in _COLUMNS]
+        for step, values in zip(rows["step"][keep].tolist(), zip(*columns, strict=True), strict=True):
+            parts.setdefault(step, {})[site.id] = values  # the latest look at a step counts
+    return [gradient_record(step, list(parts[step].values())) for step in sorted(parts)]
+
+
+def layer_report(trace: Trace, name: str) -> LayerReport:
+    """Everything that was last seen of a layer."""
+    site = trace.site(name)
+    weights = parameters_of(trace, site)
+    largest = max(weights, key=lambda one: one.parameters or 0, default=None)
+    history = gradient_history(trace, name)
+    health = gradient_health(trace).layers.get(site.path or trace.canonical(site))
+    output = _latest(trace, site, Kind.ACTIVATION)
+    steps = [seen["step"] for seen in (output, _latest(trace, site, Kind.GRADIENT)) if seen]
+    return LayerReport(
+        layer=trace.canonical(site),
+        type=site.op,
+        step=max([*steps, *history.steps[-1:]], default=None),
+        health="unknown" if health is None else health.status,
+        input=_latest(trace, site, Kind.INPUT),
+        output=output,
+        gradient=_latest(trace, site, Kind.GRADIENT) or (_latest(trace, largest, Kind.GRADIENT) if largest else None),
+        weight=None if largest is None else _latest(trace, largest, Kind.PARAMETER),
+        grad_norm=history[-1].norm if history else None,
+        first_bad_step=None if health is None else health.first_bad_step,
+        source=site.source,
+        aliases=tuple(trace.aliases(site)),
+    )
+
+
+def _latest(trace: Trace, site: Site, kind: Kind) -> dict[str, Any] | None:
+    rows = trace.table("stats", columns=["step", "kind", *_COLUMNS], site=site.id)
+    found = np.flatnonzero(rows["kind"] == KIND_CODE[kind])
+    if not found.size:
+        return None
+    last = found[-1]
+    seen: dict[str, Any] = {"step": int(rows["step"][last])}
+    for column in _COLUMNS:
+        value = rows[column][last].item()
+        seen[column] = None if isinstance(value, float) and math.isnan(value) else value
+    return seen
+
+
+# -- health --------------------------------------------------------------------------------------------------------------
+
+
+def gradient_health(
+    trace: Trace, *, vanishing: float | None = None, exploding: float | None = None
+) -> GradientHealthReport:
+    """Every layer's gradients over the whole run, judged. `overall` is None-free: an empty run is healthy with score None."""
+    layers = _layer_gradients(trace)
+    faded = judge.vanishing(layers, threshold=vanishing)
+    grown = judge.exploding(layers, threshold=exploding)
+    broken = [name for name, one in layers.items() if one.norms and judge.is_bad(one.norms[-1])]
+    dead = [name for name, one in layers.items() if one.norms and one.norms[-1] == 0.0]
+    status = {**dict.fromkeys(grown, "exploding"), **dict.fromkeys(faded, "vanishing")}
+    status.update({**dict.fromkeys(dead, "dead"), **dict.fromkeys(broken, "nan")})
+    health = {
+        name: LayerHealth(
+            status.get(name, "healthy"),
+            None if judge.is_bad(one.norms[-1]) else one.norms[-1],
+            judge.trend(one.norms),
+            judge.first_bad_step(one, layers) if name in status else None,
         )
-    return views
+        for name, one in layers.items()
+        if one.norms
+    }
+    share = len(status) / len(health) if health else None
+    overall = "critical" if broken or (share or 0) >= 0.5 else "warning" if status else "healthy"
+    return GradientHealthReport(
+        overall=overall,
+        score=None if share is None else 1.0 - share,
+        layers=health,
+        vanishing_layers=tuple(faded),
+        exploding_layers=tuple(grown),
+        nan_layers=tuple(broken),
+        dead_layers=tuple(dead),
+        causes=tuple(_hypotheses(layers, health)),
+        recommendations=tuple(_advice(faded, grown)),
+    )
+
+
+def _layer_gradients(trace: Trace) -> dict[str, judge.LayerGradients]:
+    groups: dict[str, list[Site]] = {}
+    for site in trace.sites:
+        if site.kind is SiteKind.PARAMETER:
+            name = trace.canonical(site)
+            groups.setdefault((owner_path(name) or name) if site.model is not None else name, []).append(site)
+    layers = {}
+    for name, sites in groups.items():
+        records = _records(trace, sites)
+        norms = [math.nan if record.norm is None else record.norm for record in records]
+        size = sum(site.parameters or 0 for site in sites)
+        weight = any(len(site.shape or ()) >= 2 for site in sites)
+        if records:
+            layers[name] = judge.LayerGradients([record.step for record in records], norms, size, weight)
+    return layers
+
+
+def _hypotheses(
+    layers: Mapping[str, judge.LayerGradients], health: Mapping[str, LayerHealth]
+) -> Iterable[CausalHypothesis]:
+    """What the gradients alone show: where and since when. The cause behind it is the diagnosis's to prove."""
+    words = {"vanishing": "vanishing_gradients", "dead": "vanishing_gradients"}
+    for failure in ("vanishing_gradients", "exploding_gradients"):
+        hit = {n: h for n, h in health.items() if h.status != "healthy" and words.get(h.status, "exploding_gradients") == failure}
+        if not hit:
+            continue
+        first = min(hit, key=lambda name: hit[name].first_bad_step or 0)
+        since = hit[first].first_bad_step
+        evidence: dict[str, Any] = {"failure": failure, "layers": len(hit), "first_layer": first, "first_step": since}
+        decay = judge.decay_per_layer(layers)
+        if failure == "vanishing_gradients" and decay is not None and decay < 0.5:
+            evidence["decay_per_layer"] = decay
+        said = "fade" if failure == "vanishing_gradients" else "blow up"
+        text = f"gradients {said} in {len(hit)} of {len(health)} layers, first in {first!r} at step {since}"
+        chain = tuple(f"{name}: {hit[name].status} since step {hit[name].first_bad_step}" for name in hit)
+        yield CausalHypothesis(text, min(0.9, 0.5 + len(hit) / (2 * len(health))), evidence, chain)
+
+
+def _advice(faded: Sequence[str], grown: Sequence[str]) -> Iterable[str]:
+    if faded:
+        yield "vanishing: a non-saturating activation (ReLU, GELU), normalisation, residual connections, or another initialisation"
+    if grown:
+        yield "exploding: a smaller learning rate, clip_grad_norm_, normalisation, or a check of the input scale"

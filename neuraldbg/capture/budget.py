@@ -40,10 +40,12 @@ class SamplingBudget:
         self._since_watch = 0
         self.full = share != 0.0
         self.watching = share != 0.0
+        self.last_was_full = False
 
     def step_done(self, *, wall_ns: int, own_ns: int) -> None:
         """Account for the step that just ended, and decide how the next one is watched."""
         self.steps += 1
+        self.last_was_full = self.full
         self.sampled += self.full
         self.own_ns += own_ns
         self.wall_ns += wall_ns

@@ -82,7 +82,7 @@ class Names:
         """Every other name that leads to this site, the ones people write first."""
         wanted = self._by_id[site if isinstance(site, int) else site.id]
         names = [alias for alias in self._aliases[wanted.id] if self._by_alias[alias][0].id == wanted.id]
-        return [name for name in names if name != self._canonical[wanted.id] and name not in self._by_canonical]
+        return [name for name in names if name not in self._by_canonical and name not in self._by_path]
 
     def resolve(self, name: str, *, prefer: SiteKind | None = None) -> Site:
         """The site of a name: exact path, exact alias, then both without regard to case; else UnknownLayer."""

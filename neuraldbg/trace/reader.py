@@ -98,10 +98,12 @@ class TraceFile:
             return
         try:
             size = os.stat(self.path).st_size
-            if size <= self._size_seen:
+            if size == 0:
+                self.damage = Damage(self.path, 0, "the file is empty", torn=True)
+            if size <= max(0, self._size_seen):
                 return
             start, data = self._read(size)
-        except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        except OSError:
             return
         self._size_seen = size
         if self._header is None and not self._begin(data):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from dataclasses import asdict, fields
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,3 +102,26 @@ def load_run_info(run_directory: Path) -> tuple[RunInfo, str | None]:
     merged = {**unknown, **given}
     merged["command"] = tuple(merged["command"] or ())
     return RunInfo(**merged), None
+
+
+def new_run_info(command: tuple[str, ...], *, script: str | None, budget: str) -> RunInfo:
+    """What is known of a run before it starts."""
+    stem = Path(script).stem if script else "session"
+    return RunInfo(
+        id=f"{datetime.now():%Y%m%d-%H%M%S}-{stem or 'session'}",
+        command=command,
+        backend=None,
+        versions={"neuraldbg": own_version(), "python": sys.version.split()[0]},
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        script=script,
+        cwd=os.getcwd(),
+        pid=os.getpid(),
+        budget=budget,
+    )
+
+
+def own_version() -> str:
+    try:
+        return version("neural-debugger")
+    except PackageNotFoundError:
+        return "unknown"

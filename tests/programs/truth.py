@@ -83,7 +83,7 @@ TRUTHS = (
         "mnist_cnn.py",
         models=(("model", "Net"),),
         optimizers=(("optimizer", "Adadelta", 30),),
-        loss=("nll",),  # log_softmax belongs to the model
+        loss=("cross_entropy",),  # log_softmax belongs to the model
         steps=30,
         backwards=30,
         train_passes=30,
@@ -135,7 +135,7 @@ TRUTHS = (
         "gcn.py",
         models=(("gcn", "GCN"),),
         optimizers=(("optimizer", "Adam", 30),),
-        loss=("nll",),
+        loss=("cross_entropy",),
         steps=30,
         backwards=30,
         train_passes=30,
@@ -154,7 +154,7 @@ TRUTHS = (
     Truth(
         "forward_forward.py",
         models=(("net.layers[0]", "Layer"), ("net.layers[1]", "Layer")),
-        optimizers=(("opt", "Adam", 20), ("opt", "Adam", 20)),
+        optimizers=(("layer.opt", "Adam", 20), ("self.opt", "Adam", 20)),
         loss=("custom",),
         steps=40,
         backwards=40,
@@ -166,8 +166,8 @@ TRUTHS = (
         "hogwild.py",
         args=("--in-turn",),
         models=(("model", "Net"),),
-        optimizers=(("optimizer", "SGD", 10), ("optimizer", "SGD", 10)),  # one in each worker
-        loss=("nll",),
+        optimizers=(("optimizer", "SGD", 20),),  # 10 in each of two workers
+        loss=("cross_entropy",),
         steps=20,
         backwards=20,
         train_passes=20,

@@ -123,6 +123,10 @@ class TorchCapture:
         for scheduler in scheduler_classes():
             replace(scheduler, "step", ledger.scheduler_step(vars(scheduler)["step"]))
 
+    @property
+    def last_step_sampled(self) -> bool:
+        return self.core.budget.last_was_full
+
     # -- leaving -----------------------------------------------------------------------------------------------------
 
     def overhead(self) -> dict[str, Any]:

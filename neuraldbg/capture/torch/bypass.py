@@ -45,7 +45,7 @@ class Bypass:
                 ran = any(p is not None and p.grad is not None for p in module._parameters.values())
                 if ran and id(module) not in self.passes.fired:
                     suspects.append(module)
-        self.wrap_suspects(_callers(suspects, self.core))
+        self.wrap_suspects(suspects)
 
     def _observing(self, forward: _Forward) -> _Forward:
         passes, core = self.passes, self.core
@@ -68,8 +68,3 @@ class Bypass:
 
         return observed
 
-
-def _callers(suspects: list[nn.Module], core: Core) -> list[nn.Module]:
-    """Besides the silent modules themselves, the user's modules around them: `layer.forward()` of a user's class runs torch's
-    functions on weights it owns, or its own children."""
-    return suspects

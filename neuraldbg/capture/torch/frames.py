@@ -65,14 +65,14 @@ class Frames:
         return None if frame is None else f"{self.display(frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def names_of(self, target: object, depth: int = 1) -> list[str]:
-        """What user code calls `target`, best first: a plain variable of the outermost frame, then
-        attributes of `self` and the like, then entries of lists and dicts."""
-        plain: list[str] = []
-        dotted: list[str] = []
-        entries: list[str] = []
+        """What user code calls `target`, best first: outer frames before inner ones (there names are widest known), and in each
+        a plain variable before an attribute before an entry of a list or dict."""
+        names: list[str] = []
         for frame in reversed(list(self.user_frames(depth + 1))):
-            _search(frame, target, (plain, dotted, entries))
-        return list(dict.fromkeys(plain + dotted + entries))
+            plain, dotted, entries = found = ([], [], [])  # type: tuple[list[str], list[str], list[str]]
+            _search(frame, target, found)
+            names += plain + dotted + entries
+        return list(dict.fromkeys(names))
 
 
 def _search(frame: FrameType, target: object, found: tuple[list[str], list[str], list[str]]) -> None:
@@ -83,7 +83,7 @@ def _search(frame: FrameType, target: object, found: tuple[list[str], list[str],
             if name.startswith("__"):
                 continue
             if value is target:
-                plain.append(name)
+                (entries if name in ("self", "cls") else plain).append(name)
             else:
                 _search_inside(name, value, target, (dotted, entries))
 

@@ -93,7 +93,7 @@ class PassWatch:
             return
         if own_pass.sampled and len(rest) == 2:
             duration = end_ns - start_ns - (core.own_ns - own_before)  # our own work inside is not the layer's
-            self.layer_seen(module, own_pass, (start_ns, duration), rest[1], len(stack))
+            self.layer_seen(module, own_pass, (start_ns, duration), (args, *rest), len(stack))
         if not stack:
             local.own_pass = None
             self.end(own_pass, module, args, rest)
@@ -178,6 +178,8 @@ class PassWatch:
         node = tensor.grad_fn
         if node is not None:
             node.metadata["neuraldbg_pass"] = one.id  # dies with the graph; a grad_fn is never held
+            if tensor.numel() == 1:
+                node.metadata["neuraldbg_scalar"] = True
 
     def _keep_open(self, one: Pass) -> None:
         self.open.append(one)
@@ -217,7 +219,8 @@ class PassWatch:
 
     # -- a layer ---------------------------------------------------------------------------------------------------
 
-    def _layer_seen(self, module: nn.Module, one: Pass, times: tuple[int, int], output: Any, depth: int) -> None:
+    def _layer_seen(self, module: nn.Module, one: Pass, times: tuple[int, int], values: Any, depth: int) -> None:
+        """`values` = args, kwargs, output."""
         core = self.core
         begin = now_ns()
         layer = core.tree.find(module)
@@ -225,7 +228,7 @@ class PassWatch:
             return
         self.fired.add(id(module))
         phase = self._phase(one)
-        outputs = list(tensors(output))
+        outputs = list(tensors(values[2]))
         host = sum(t.numel() * t.element_size() for t in outputs if t.device.type == "cpu")
         device = sum(t.numel() * t.element_size() for t in outputs if t.device.type != "cpu")
         if layer.path or depth:
@@ -246,7 +249,7 @@ class PassWatch:
                 if tensor.requires_grad and one.grad:
                     self._watch_gradient(tensor, layer, slot, one)
         for observe in core.on_layer:
-            observe(layer, module, one, output)
+            observe(layer, one, values)
         core.own_ns += now_ns() - begin
 
     def _stats(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:

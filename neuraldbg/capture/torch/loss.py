@@ -43,6 +43,7 @@ _ARITHMETIC = (
     "View",
     "Reshape",
 )
+_RESHAPING = ("View", "Index", "Permute", "Transpose", "Reshape", "ToCopy", "Squeeze", "Unsqueeze", "Slice", "Select", "Clone", "T")
 _REDUCTION = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -89,7 +90,6 @@ def anatomy_of(loss: Tensor) -> LossAnatomy:
     if root is None:
         return result
     result.text = describe(root)
-    result.in_model = "neuraldbg_pass" in root.metadata
     custom = False
     for node, path in _walk(root, result):
         term = _recognise(node, path)
@@ -113,7 +113,9 @@ def _walk(root: Any, result: LossAnatomy) -> Iterator[tuple[Any, tuple[str, ...]
         mark = node.metadata.get("neuraldbg_pass")
         if mark is not None:
             result.passes.add(mark)
-            if node is not root:
+            if "neuraldbg_scalar" in node.metadata:
+                result.in_model = True  # the model hands out its own loss
+            elif node is not root:
                 continue
         yield node, path
         if bare(node) in _LOSS_NODES:
@@ -153,13 +155,19 @@ def _recognise(node: Any, path: tuple[str, ...]) -> Term | None:
     return None
 
 
-def _loss_term(node: Any, name: str, kind: str) -> Term:
+def _producer(node: Any) -> Any:
+    """The node that computed the first input of this one, past mere changes of shape, type or selection."""
     below = next((child for child, _ in node.next_functions if child is not None), None)
+    while below is not None and bare(below).startswith(_RESHAPING):
+        below = next((child for child, _ in below.next_functions if child is not None), None)
+    return below
+
+
+def _loss_term(node: Any, name: str, kind: str) -> Term:
+    below = _producer(node)
+    if kind == "nll" and below is not None and bare(below) == "LogSoftmaxBackward":
+        kind, below = "cross_entropy", _producer(below)
     fed_by = None if below is None else bare(below)
-    if kind == "nll" and fed_by == "LogSoftmaxBackward":
-        kind = "cross_entropy"
-        deeper = next((child for child, _ in below.next_functions if child is not None), None)
-        fed_by = None if deeper is None else bare(deeper)
     reduction = _REDUCTION.get(getattr(node, "_saved_reduction", -1))
     return Term(kind, name, fed_by, reduction, _saved(node, "_saved_self"), _saved(node, "_saved_target"))
 
@@ -181,8 +189,12 @@ def _squared_difference(node: Any, name: str, path: tuple[str, ...]) -> Term | N
     """`((a - b) ** 2).mean()`"""
     if name != "PowBackward" or getattr(node, "_saved_exponent", None) != 2:
         return None
-    if _reduced(path) and any(child in ("SubBackward", "RsubBackward", "AddBackward") for child in _children(node)):
-        return Term("mse", "PowBackward", reduction=_reduction_name(path))
+    if not _reduced(path):
+        return None
+    for child, _ in node.next_functions:
+        if child is not None and bare(child) in ("SubBackward", "RsubBackward"):
+            penalty = any(name.startswith(("Norm", "LinalgVectorNorm", "Sqrt")) for name in _children(child))
+            return None if penalty else Term("mse", "PowBackward", reduction=_reduction_name(path))
     return None
 
 

@@ -35,6 +35,7 @@ class Recorder:
         self._series: dict[str, int] = {}
         self._sources: dict[tuple[CodeType, int], int] = {}
         self.muted = False
+        self.latest: dict[str, float] = {}  # last value of each series
 
     @property
     def writer(self) -> TraceWriter | None:
@@ -110,6 +111,7 @@ class Recorder:
 
     def scalar(self, name: str, value: float, *, step: int | None = None, pass_id: int = -1) -> None:
         when = self.step if step is None else step
+        self.latest[name] = value
         self.staging.scalars((when, self.next_seq(), self.series(name), pass_id, value, time.time_ns()))
 
     def stats(

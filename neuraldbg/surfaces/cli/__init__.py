@@ -108,13 +108,20 @@ def program_name() -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script: runs one command and exits; a mistake of the caller is one line and exit code 2."""
-    sys.exit(
-        run(
-            lambda: cli.main(
-                args=list(sys.argv[1:] if argv is None else argv), prog_name=program_name(), standalone_mode=False
-            )
-        )
-    )
+    words = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(run(lambda: _invoke(words)))
+
+
+def _invoke(words: list[str]) -> Any:
+    """One command. Not by `cli.main`: that would take a script's own Ctrl-C or closed pipe for its own."""
+    name = program_name()
+    variable = f"_{name.upper()}_COMPLETE"
+    if variable in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, name, variable, os.environ[variable])
+    with cli.make_context(name, words) as context:
+        return cli.invoke(context)
 
 
 def run(command: Callable[[], Any]) -> int:
@@ -125,6 +132,8 @@ def run(command: Callable[[], Any]) -> int:
         result = command()
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except click.exceptions.NoArgsIsHelpError as shown:
         click.echo(shown.ctx.get_help() if shown.ctx else "see neural --help")
         return 0

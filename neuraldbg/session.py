@@ -1,0 +1,279 @@
+"""NeuralDbg inside a program: watches one model (or all), answers about the step just done and about the past."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from neuraldbg.analysis import gradients as judge
+from neuraldbg.analysis import inspection as look
+from neuraldbg.analysis.summary import summarise
+from neuraldbg.config import parse_budget
+from neuraldbg.errors import NotRecorded, UnknownName, UsageError
+from neuraldbg.records import RunInfo
+from neuraldbg.analysis.results import (
+    CausalHypothesis,
+    GradientHealthReport,
+    GradientHistory,
+    GradientRecord,
+    LayerReport,
+    StepRecord,
+    TensorState,
+    Verdict,
+)
+from neuraldbg.trace.rundir import new_run_info
+from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
+
+RECENT = 64  # norms per layer that a gradient is compared with
+REMEMBERED_STEPS = 100_000
+_WHAT = ("output", "input", "gradient")
+
+
+class NeuralDbg:
+    """Watches training in this process.
+
+    ```python
+    with NeuralDbg(model) as dbg:
+        ...
+        dbg.capture_step(step)
+    ```
+    Without a model every model of the process is watched. Nothing of it remains after `close()` but the recorded run.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        out: str | os.PathLike[str] | None = None,
+        budget: str = "1%",
+        layers: str | Sequence[str] | None = None,
+        record: bool = True,
+        dashboard: bool = False,
+        threshold_vanishing: float | None = None,
+        threshold_exploding: float | None = None,
+    ) -> None:
+        if model is not None and not hasattr(model, "named_parameters"):
+            raise UsageError(f"NeuralDbg watches an nn.Module; got {type(model).__name__}")
+        if dashboard:
+            raise UsageError("no dashboard in this version: leave dashboard=False")
+        self._model = model
+        self._out = None if out is None else Path(out)
+        self._budget = parse_budget(budget)
+        self._layers = (layers,) if isinstance(layers, str) else tuple(layers or ())
+        self._recording = record
+        self._vanishing = threshold_vanishing
+        self._exploding = threshold_exploding
+        self._capture: Any = None
+        self._ring: Any = None
+        self._trace: Trace | None = None
+        self._run_dir: Path | None = None
+        self._recent: dict[str, deque[tuple[int, float]]] = {}
+        self._shape: dict[str, tuple[int, bool]] = {}
+        self._own_step: dict[int, int] = {}  # the user's step number -> ours
+        self._last: StepRecord | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> NeuralDbg:
+        """What `with` does on entry."""
+        from neuraldbg.capture.torch.attach import Options, TorchCapture
+        from neuraldbg.capture.torch.inprocess import SnapshotRing
+
+        if self._capture is not None:
+            return self
+        info = self._info()
+        self._run_dir = create_run(info, out=self._out)
+        writer = TraceWriter(self._run_dir)
+        writer.fact("run", backend="pytorch", versions={"torch": str(sys.modules["torch"].__version__)})
+        self._ring = SnapshotRing()
+        options = Options(
+            budget=None if self._budget.full else float(self._budget.ratio),
+            layers=self._layers,
+            model=self._model,
+            recording=self._recording,
+            on_layer=(self._ring.saw_layer,),
+            on_gradient=(self._ring.saw_gradient,),
+        )
+        self._capture = TorchCapture(lambda: writer, options)
+        self._capture.updates.on_update.append(self._ring.step_done)
+        _ = self._capture.core.recorder.writer  # a session always has a trace, also when nothing is ever trained
+        return self
+
+    def _info(self) -> RunInfo:
+        return new_run_info(tuple(sys.argv), script=sys.argv[0] or None, budget=str(self._budget))
+
+    def close(self) -> None:
+        """Take every hook away and finish the trace. Questions about the past can still be asked."""
+        if self._capture is not None:
+            self._capture.close()
+
+    def __enter__(self) -> NeuralDbg:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self._started(self._run_dir))
+
+    @property
+    def step(self) -> int:
+        """Updates seen so far."""
+        return int(self._started(self._capture).core.recorder.step)
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded run, up to this moment."""
+        from neuraldbg.capture.torch.inprocess import settle_sync
+
+        capture = self._started(self._capture)
+        settle_sync(capture)
+        if self._trace is None:
+            self._trace = open_trace(self.run_dir)
+        else:
+            self._trace.refresh()
+        return self._trace
+
+    @property
+    def events(self) -> list[Any]:
+        """Executions of layers whose tensors are still stored, oldest first."""
+        return list(self._started(self._ring))
+
+    def _started(self, part: Any) -> Any:
+        if part is None:
+            raise UsageError("this NeuralDbg has not started: use `with NeuralDbg(model) as dbg:` or `dbg.start()`")
+        return part
+
+    # -- the step just done ------------------------------------------------------------------------------------------
+
+    def capture_step(self, step: int | None = None) -> StepRecord:
+        """Look at the update just done. Optional: updates are counted and recorded without it."""
+        capture = self._started(self._capture)
+        capture.updates.look_for_manual_update()
+        ours = max(capture.core.recorder.step - 1, 0)
+        if step is not None:
+            self._own_step[step] = ours
+            if len(self._own_step) > REMEMBERED_STEPS:
+                del self._own_step[next(iter(self._own_step))]
+        shown = ours if step is None else step
+        records = self._look(shown)
+        total = look.joined_norm(record.norm for record in records.values())
+        self._last = StepRecord(shown, *self._latest_scalars(), total, records)
+        return self._last
+
+    def _look(self, step: int) -> dict[str, GradientRecord]:
+        """Every layer's gradient as it stands now; the last known one where gradients have been cleared meanwhile."""
+        from neuraldbg.capture.torch.inprocess import gradients_now_sync
+
+        now = gradients_now_sync(self._started(self._capture))
+        if not now:
+            return dict(self._last.gradients) if self._last is not None else {}
+        records = {}
+        for layer, parts in look.by_layer(now).items():
+            record = look.gradient_record(step, [part.measured for part in parts])
+            records[layer] = record
+            self._shape[layer] = (sum(p.measured[0] for p in parts), any(p.is_weight for p in parts))
+            recent = self._recent.setdefault(layer, deque(maxlen=RECENT))
+            if not recent or recent[-1][0] != step:
+                recent.append((step, float("nan") if record.norm is None else record.norm))
+        return records
+
+    def _latest_scalars(self) -> tuple[float | None, float | None]:
+        latest = self._started(self._capture).core.recorder.latest
+        return latest.get("loss"), latest.get("lr")
+
+    def _recent_layers(self) -> dict[str, judge.LayerGradients]:
+        if self._last is None or self._last.step != self._shown_step():
+            self._look(self._shown_step())
+        return {
+            layer: judge.LayerGradients([s for s, _ in seen], [n for _, n in seen], *self._shape[layer])
+            for layer, seen in self._recent.items()
+        }
+
+    def _shown_step(self) -> int:
+        ours = max(self.step - 1, 0)
+        return next((user for user, own in reversed(self._own_step.items()) if own == ours), ours)
+
+    def has_vanishing_gradients(self, threshold: float | None = None) -> bool:
+        """Whether some layer's gradient has faded at the step just done (relative to the strongest layer, or below `threshold`)."""
+        limit = self._vanishing if threshold is None else threshold
+        return bool(judge.vanishing(self._recent_layers(), threshold=limit))
+
+    def has_exploding_gradients(self, threshold: float | None = None) -> bool:
+        """Whether some layer's gradient is NaN, infinite, or far above its own past (or above `threshold`)."""
+        limit = self._exploding if threshold is None else threshold
+        return bool(judge.exploding(self._recent_layers(), threshold=limit))
+
+    def record_loss(self, loss: Any) -> None:
+        """Write down a loss the debugger cannot see by itself, such as one of a validation set (series `loss.user`)."""
+        value = loss.detach() if hasattr(loss, "detach") else loss
+        self._started(self._capture).core.recorder.scalar("loss.user", float(value))
+
+    # -- the past ----------------------------------------------------------------------------------------------------
+
+    def inspect_layer(self, name: str) -> LayerReport:
+        """The latest that is known of a layer: input, output, gradient and weight statistics, health, first bad step."""
+        return look.layer_report(self.trace, name)
+
+    def inspect(self, layer_name: str, step: int | None = None, what: str = "output") -> TensorState:
+        """A layer's tensor (`output`, `input` or `gradient`) at a past step that is still stored."""
+        from neuraldbg.capture.torch.inprocess import describe
+
+        if what not in _WHAT:
+            raise UnknownName("tensor", what, _WHAT, listed_by=f"one of {', '.join(_WHAT)}:")
+        site = self.trace.site(layer_name)
+        path = site.path
+        wanted = None if step is None else self._own_step.get(step, step)
+        stored = [event for event in self.events if event.layer_name == path and getattr(event, what) is not None]
+        chosen = [event for event in stored if wanted is None or event.step == wanted]
+        if not chosen:
+            raise NotRecorded(_not_stored(layer_name, step, what, sorted({event.step for event in stored})))
+        event = chosen[-1]
+        tensor = getattr(event, what)
+        return TensorState(path, event.step if step is None else step, what, tensor, describe(tensor))
+
+    def get_gradient_history(self, name: str) -> GradientHistory:
+        """The gradient of a layer's parameters at every step that was looked at."""
+        return look.gradient_history(self.trace, name)
+
+    def analyze_gradient_health(self) -> GradientHealthReport:
+        """Every layer's gradient over the whole run, judged."""
+        limits = {"vanishing": self._vanishing, "exploding": self._exploding}
+        return look.gradient_health(self.trace, **limits)
+
+    # -- why ---------------------------------------------------------------------------------------------------------
+
+    def explain_failure(self, failure: str | None = None) -> list[CausalHypothesis]:
+        """Hypotheses for one sort of failure (`vanishing_gradients`, `exploding_gradients`, ...) or for all; empty when there is none."""
+        if failure is not None and failure not in look.FAILURES:
+            raise UnknownName("failure type", failure, look.FAILURES, listed_by=f"one of {', '.join(look.FAILURES)}:")
+        causes = self.analyze_gradient_health().causes
+        return [cause for cause in causes if failure is None or cause.evidence.get("failure") == failure]
+
+    def get_root_causes(self) -> list[CausalHypothesis]:
+        """What is held to be the cause, most likely first; empty when nothing is wrong or nothing is proven."""
+        return self.explain_failure()
+
+    def diagnose(self) -> Verdict:
+        """The state of the run in one sentence, with the findings behind it."""
+        summary = summarise(self.trace)
+        return Verdict(summary.verdict.state, summary.verdict.headline, tuple(self.trace.findings()))
+
+
+def _not_stored(layer: str, step: int | None, what: str, steps: list[int]) -> str:
+    if not steps:
+        return f"no {what} of {layer!r} is stored: it has not run on a sampled step; budget='full' samples every step"
+    known = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    return f"no {what} of {layer!r} at step {step} is stored; {known} are in memory ({len(steps)} in all)"
+
+
+def watch(model: Any, optimizer: Any = None, **options: Any) -> NeuralDbg:
+    """The same as `with NeuralDbg(model)`, without the `with`: call `.close()` when done."""
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise UsageError(f"watch() takes a torch optimizer; got {type(optimizer).__name__}")
+    return NeuralDbg(model, **options).start()

@@ -1,0 +1,227 @@
+"""The summary of a run says what was measured, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from made_runs import made_run, train
+
+from neuraldbg.analysis.summary import RunSummary, summarise
+from neuraldbg.records import Call, Kind, Phase
+from neuraldbg.trace import open_trace
+
+
+def summary_of(run: Path, *, alive: bool | None = None) -> RunSummary:
+    with open_trace(run) as trace:
+        return summarise(trace, alive=alive)
+
+
+def test_a_trained_run_is_told_in_numbers(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        train(run, steps=50)
+        run.end(steps=50)
+    summary = summary_of(run.directory)
+    assert (summary.steps, summary.steps_kind, summary.accumulation) == (50, "update", 1)
+    assert [(m.name, m.type, m.parameters, m.in_optimizer) for m in summary.models] == [("model", "Net", 54_400, True)]
+    assert [(o.type, o.lr, o.updates) for o in summary.optimizers] == [("Adam", 0.001, 50)]
+    assert summary.loss_kinds == ("cross_entropy",)
+    assert len(summary.series["loss"]) == 50
+    assert summary.overhead.ratio == pytest.approx(0.0093)
+    assert summary.verdict.state == "undecided"
+    expected = "50 updates, loss 2.30 -> 0.198, no NaN or Inf seen; causes are not diagnosed in this version"
+    assert summary.verdict.headline == expected
+
+
+def test_a_layer_gathers_its_own_numbers_and_those_of_its_parameters(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        train(run, steps=5)
+        run.end(steps=5)
+    layers = {layer.path: layer for layer in summary_of(run.directory).layers}
+    assert list(layers) == ["conv1", "act", "fc"]
+    fc = layers["fc"]
+    assert "Linear_1" in fc.aliases
+    assert "fc1" in fc.aliases
+    assert (fc.params, fc.flops, fc.memory_bytes) == (54_080, 1000, 4096)
+    assert (fc.forward_ms, fc.backward_ms) == (pytest.approx(0.5), pytest.approx(2.0))
+    assert fc.grad_l2 == pytest.approx(0.3)
+    assert fc.update_ratio == pytest.approx(0.02 / 20)
+    assert set(fc.stats) == {"activation", "parameter", "parameter_gradient", "update"}
+    assert fc.stats["activation"].mean == pytest.approx(0.25)
+    assert layers["act"].params is None
+    assert layers["act"].grad_l2 is None
+    assert layers["act"].update_ratio is None
+
+
+def test_the_first_nan_is_placed(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        train(run, steps=50, nan_from=33)
+        run.end(steps=50)
+    summary = summary_of(run.directory)
+    bad = [layer for layer in summary.layers if layer.first_bad_step is not None]
+    assert [(layer.path, layer.first_bad_step, layer.bad_word, layer.bad_kind) for layer in bad] == [
+        ("fc", 33, "NaN", "activation")
+    ]
+    assert "loss 2.30 -> NaN, first NaN at step 33 in fc (activation)" in summary.verdict.headline
+
+
+def test_of_two_layers_that_broke_in_one_step_the_first_is_named(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        model = run.model()
+        late, early = run.module("late", "Linear", model), run.module("early", "Linear", model)
+        run.stats(early, Kind.ACTIVATION, 3, inf_count=1)
+        run.stats(late, Kind.ACTIVATION, 3, nan_count=1)
+        run.call(Call.STEP, 3)
+        run.end(steps=4)
+    assert "first Inf at step 3 in early (activation)" in summary_of(run.directory).verdict.headline
+
+
+def test_statistics_of_training_count_before_those_of_evaluation(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        model = run.model()
+        layer = run.module("fc", "Linear", model)
+        run.stats(layer, Kind.ACTIVATION, 0, Phase.FORWARD, mean=1.0)
+        run.stats(layer, Kind.ACTIVATION, 9, Phase.EVAL, mean=2.0)
+        run.end()
+    (found,) = summary_of(run.directory).layers
+    assert found.stats["activation"].mean == 1.0
+
+
+def test_containers_without_numbers_are_left_out_but_an_unused_layer_is_not(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        model = run.model()
+        run.module("", "Net", model)
+        run.module("block", "Sequential", model)
+        run.module("block.0", "Linear", model)
+        run.parameter("block.0.weight", (4, 4), model)
+        run.module("unused", "Dropout", model)
+        run.end()
+    assert [layer.path for layer in summary_of(run.directory).layers] == ["block.0", "unused"]
+
+
+def test_a_model_that_is_itself_a_layer_is_listed(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        model = run.model("model", "Linear", parameters=20)
+        weight = run.parameter("weight", (4, 5), model)
+        run.stats(model, Kind.ACTIVATION, 0)
+        run.stats(weight, Kind.GRADIENT, 0, l2=2.0)
+        run.end()
+    (layer,) = summary_of(run.directory).layers
+    assert (layer.path, layer.params, layer.grad_l2) == ("model", 20, 2.0)
+
+
+def test_a_nan_in_the_input_is_not_lost_with_the_container(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        model = run.model("net")
+        run.module("fc", "Linear", model)
+        run.stats(model, Kind.INPUT, 0, nan_count=3)
+        run.call(Call.STEP, 0)
+        run.end(steps=1)
+    assert "first NaN at step 0 in net (input)" in summary_of(run.directory).verdict.headline
+
+
+def test_several_optimizers_have_their_own_lr_and_count(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        run.model("netD"), run.model("netG")
+        d = run.optimizer("Adam", name="optD", lr=0.1)
+        g = run.optimizer("RMSprop", name="optG", lr=0.2)
+        for step in range(0, 6, 2):
+            run.call(Call.STEP, step, d)
+            run.call(Call.STEP, step + 1, g)
+        run.scalar("lr", 0, 0.05)
+        run.scalar("lr.optG", 1, 0.07)
+        run.end(steps=6)
+    summary = summary_of(run.directory)
+    assert [(o.name, o.lr, o.updates) for o in summary.optimizers] == [("optD", 0.05, 3), ("optG", 0.07, 3)]
+    assert summary.steps == 6
+
+
+class TestHeadlines:
+    def test_no_model(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            run.end()
+        assert summary_of(run.directory).verdict.headline.startswith("no model was seen")
+
+    def test_never_trained(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            model = run.model()
+            for _ in range(3):
+                run.call(Call.PASS, 0, model)
+            run.end()
+        expected = "3 forward passes, no backward and no update: this script did not train"
+        assert summary_of(run.directory).verdict.headline == expected
+
+    def test_backward_without_an_update(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            run.model()
+            for _ in range(4):
+                run.call(Call.BACKWARD, 0)
+            run.end()
+        summary = summary_of(run.directory)
+        assert summary.verdict.headline.startswith("4 backward passes and no update: no parameter was changed")
+        assert (summary.steps, summary.steps_kind) == (4, "backward")
+
+    def test_crashed(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            train(run, steps=3)
+            run.end(exit_code=1, error="ValueError: no more data", steps=3)
+        headline = summary_of(run.directory).verdict.headline
+        assert headline.startswith("the script stopped with ValueError: no more data; 3 updates, loss ")
+
+    def test_its_own_exit_code(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            run.end(exit_code=3)
+        headline = summary_of(run.directory).verdict.headline
+        assert headline.startswith("the script exited with code 3; no model was seen")
+
+    def test_interrupted(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            train(run, steps=3)
+            run.end(exit_code=130, error="KeyboardInterrupt")
+        assert summary_of(run.directory).verdict.headline.startswith("interrupted from the keyboard; 3 updates")
+
+    @pytest.mark.parametrize(
+        ("alive", "words"),
+        [
+            (False, "the process was killed before it ended"),
+            (True, "still running"),
+            (None, "no end was recorded (killed, or still running)"),
+        ],
+    )
+    def test_no_end(self, tmp_path: Path, alive: bool | None, words: str) -> None:
+        with made_run(tmp_path / "run") as run:
+            train(run, steps=3)
+        assert summary_of(run.directory, alive=alive).verdict.headline.startswith(f"{words}; 3 updates")
+
+    def test_a_model_in_no_optimizer(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            train(run, steps=3, holds_parameters=False)
+            run.end(steps=3)
+        assert "model 'model' was trained on but is in no optimizer" in summary_of(run.directory).verdict.headline
+
+    def test_nothing_is_said_of_optimizers_whose_parameters_are_unknown(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            train(run, steps=3, holds_parameters=False)
+            run.optimizer("Adam", name="optimizer", unknown_parameters=2)
+            run.end(steps=3)
+        summary = summary_of(run.directory)
+        assert summary.models[0].in_optimizer is None
+        assert "no optimizer" not in summary.verdict.headline
+
+    def test_loss_alone_goes_bad(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            run.model()
+            for step, value in enumerate((1.0, math.inf, math.nan)):
+                run.scalar("loss", step, value)
+                run.call(Call.STEP, step)
+            run.end(steps=3)
+        assert "loss 1.00 -> NaN, loss not finite from step 1" in summary_of(run.directory).verdict.headline
+
+    def test_one_update_and_one_loss(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            run.model()
+            run.scalar("loss", 0, 1234.5)
+            run.call(Call.STEP, 0)
+            run.end(steps=1)
+        assert summary_of(run.directory).verdict.headline.startswith("1 update, loss 1234, no NaN or Inf seen")

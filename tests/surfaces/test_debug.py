@@ -1,0 +1,83 @@
+"""What `neural debug` hands to the launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neuraldbg import launch
+from neuraldbg.launch import Request
+from neuraldbg.surfaces.cli import main
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
+    """The requests that reach the launcher, which runs nothing and answers with exit code 5."""
+    requests: list[Request] = []
+
+    def record(request: Request) -> int:
+        requests.append(request)
+        return 5
+
+    monkeypatch.setattr(launch, "run", record)
+    monkeypatch.chdir(tmp_path)
+    return requests
+
+
+def debug(*words: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["debug", *words])
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code
+
+
+def test_a_plain_script_has_the_defaults(asked: list[Request]) -> None:
+    assert debug("train.py", "--lr", "0.1") == 5
+    assert asked == [Request(target="train.py", args=("--lr", "0.1"))]
+
+
+def test_every_option_arrives(asked: list[Request], tmp_path: Path) -> None:
+    words = "--headless --out o --budget full --layers fc* --layers conv1 --max-disk 1GB --export s.json --json"
+    debug(*words.split(), "--fail-on", "critical", "-m", "pkg.train", "--help", "--", "-m", "x")
+    assert asked == [
+        Request(
+            target="pkg.train", args=("--help", "--", "-m", "x"), module=True, out=Path("o"), budget="full",
+            layers=("fc*", "conv1"), max_disk_bytes=10**9, export=tmp_path / "s.json", json=True, fail_on="critical",
+        )
+    ]  # fmt: skip
+
+
+def test_no_animations_means_no_live_line(asked: list[Request]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--no-animations", "debug", "train.py"])
+    assert [request.live for request in asked] == [False]
+
+
+def test_dashboard_words_are_taken_and_only_a_port_is_answered(
+    asked: list[Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    debug("--dashboard", "train.py")
+    debug("--no-dashboard", "--host", "0.0.0.0", "train.py")
+    assert capsys.readouterr().err == ""
+    debug("--port", "8888", "train.py")
+    assert capsys.readouterr().err == "neuraldbg: no dashboard in this version: --port 8888 has no effect\n"
+    assert len(asked) == 3
+
+
+def test_settings_of_the_project_are_taken_and_options_win(asked: list[Request], tmp_path: Path) -> None:
+    (tmp_path / "neural_config.yaml").write_text("budget: 3%\nmax_disk: 5GB\n")
+    debug("--max-disk", "1GB", "train.py")
+    assert [(request.budget, request.max_disk_bytes) for request in asked] == [("3%", 10**9)]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("gone/s.json", "there is no directory"), (".", "it is a directory")],
+)
+def test_an_export_that_cannot_work_is_refused_before_training(
+    asked: list[Request], capsys: pytest.CaptureFixture[str], path: str, reason: str
+) -> None:
+    assert debug("--export", path, "train.py") == 2
+    assert asked == []
+    assert reason in capsys.readouterr().err
