@@ -147,4 +147,3 @@ class Viewer:
             self._process.wait()
             print("neuraldbg: the viewer did not finish in time; `neural report` prints the verdict", file=sys.stderr)
             return 0
-

@@ -203,7 +203,11 @@ def _hypotheses(
     """What the gradients alone show: where and since when. The cause behind it is the diagnosis's to prove."""
     words = {"vanishing": "vanishing_gradients", "dead": "vanishing_gradients"}
     for failure in ("vanishing_gradients", "exploding_gradients"):
-        hit = {n: h for n, h in health.items() if h.status != "healthy" and words.get(h.status, "exploding_gradients") == failure}
+        hit = {
+            n: h
+            for n, h in health.items()
+            if h.status != "healthy" and words.get(h.status, "exploding_gradients") == failure
+        }
         if not hit:
             continue
         first = min(hit, key=lambda name: hit[name].first_bad_step or 0)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Columns = Mapping[str, NDArray[Any]]
 KIND_OF = {code: kind for kind, code in KIND_CODE.items()}
 _EVAL = PHASE_CODE[Phase.EVAL]
+_CODES = 16  # more than there are kinds or phases
+_DENSE = 50_000_000
+_INDEX_COLUMNS = ("step", "seq", "site", "kind", "phase", "slot", "nan_count", "inf_count")
 _VALUE_COLUMNS = ("count", "mean", "std", "min", "max", "l2", "zero_count", "nan_count", "inf_count", "digest")
 
 
@@ -60,15 +63,16 @@ class _Owned:
 
     @property
     def ids(self) -> list[int]:
-        return [*self.module_ids, *(site.id for site in self.parameters)]
+        return list(dict.fromkeys([*self.module_ids, *(site.id for site in self.parameters)]))
 
 
 def summarise_layers(trace: Trace) -> tuple[LayerSummary, ...]:
     """The layers of a run in the order first seen; containers that hold no number of their own are left out."""
-    stats = trace.table("stats")
-    latest = _latest_rows(stats)
-    bad = _first_bad(stats)
-    spans = _Spans(trace.table("spans"))
+    index = trace.table("stats", columns=_INDEX_COLUMNS)
+    bad = _first_bad(index)
+    latest, stats = _picked(trace, _latest_rows(index))
+    del index
+    spans = _Spans(trace.table("spans", columns=("site", "phase", "duration_ns", "host_bytes", "device_bytes")))
     layers: list[LayerSummary] = []
     for owned in _with_parameters(trace.sites):
         rows = {
@@ -99,11 +103,11 @@ def _layer(
     owned: _Owned,
     stats: Columns,
     rows: Mapping[tuple[int, int], int],
-    measured: tuple[Mapping[int, tuple[int, int, int]], _Spans],
+    measured: tuple[Mapping[int, _Bad], _Spans],
 ) -> LayerSummary:
     bad, spans = measured
     site = owned.site
-    first_bad = min((bad[site_id] for site_id in owned.ids if site_id in bad), default=None)
+    first_bad = min((bad[site_id] for site_id in owned.ids if site_id in bad), default=None, key=_Bad.order)
     return LayerSummary(
         path=trace.canonical(site),
         aliases=tuple(trace.aliases(site)),
@@ -111,10 +115,10 @@ def _layer(
         params=_parameter_count(owned),
         stats=_stats_by_kind(owned, stats, rows),
         stats_step=max((int(stats["step"][row]) for row in rows.values()), default=None),
-        first_bad_step=first_bad[0] if first_bad else None,
-        first_bad_seq=first_bad[1] if first_bad else None,
-        bad_kind=_bad_kind(owned, stats, first_bad[2]) if first_bad else None,
-        bad_word=_bad_word(stats, first_bad[2]) if first_bad else None,
+        first_bad_step=first_bad.step if first_bad else None,
+        first_bad_seq=first_bad.seq if first_bad else None,
+        bad_kind=_bad_kind(owned, first_bad) if first_bad else None,
+        bad_word=first_bad.word if first_bad else None,
         forward_ms=_forward_ms(spans, owned),
         backward_ms=spans.mean_ms(site.id, Phase.BACKWARD),
         memory_bytes=spans.output_bytes(site.id),
@@ -149,6 +153,8 @@ def _with_parameters(sites: Iterable[Site]) -> list[_Owned]:
             home = by_path.get((site.model, site.path.rpartition(".")[0]), site.model)
             if home in owned:
                 owned[home].parameters.append(site)
+            else:  # a raw tensor with a gradient, of no module
+                owned[site.id] = _Owned(site, parameters=[site])
     return list(owned.values())
 
 
@@ -170,7 +176,7 @@ def _parameter_count(owned: _Owned) -> int | None:
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
         return None
-    return sum(known) if owned.parameters else owned.site.parameters
+    return sum(known) if owned.parameters else None
 
 
 def _elements(site: Site) -> int | None:
@@ -179,42 +185,69 @@ def _elements(site: Site) -> int | None:
     return math.prod(site.shape) if site.shape is not None else None
 
 
-def _latest_rows(stats: Columns) -> dict[tuple[int, int], int]:
-    """(site, kind) -> index of its last row; first output only, and evaluation only where nothing else was seen."""
+def _latest_rows(index: Columns) -> dict[tuple[int, int], int]:
+    """(site, kind) -> its last row; first output only, and evaluation only where nothing else was seen."""
     found: dict[tuple[int, int], int] = {}
-    first_slot = stats["slot"] == 0
-    for chosen in (first_slot & (stats["phase"] == _EVAL), first_slot & (stats["phase"] != _EVAL)):
-        index = np.flatnonzero(chosen)
-        if not len(index):
-            continue
-        key = stats["site"][index].astype(np.int64) * 256 + stats["kind"][index]
-        names, inverse = np.unique(key, return_inverse=True)
+    first_slot = index["slot"] == 0
+    for chosen in (first_slot & (index["phase"] == _EVAL), first_slot & (index["phase"] != _EVAL)):
+        rows = np.flatnonzero(chosen)
+        names, group = _grouped(index["site"][rows], index["kind"][rows])
         last = np.full(len(names), -1, dtype=np.int64)
-        np.maximum.at(last, inverse, index)
-        found.update({divmod(name, 256): row for name, row in zip(names.tolist(), last.tolist(), strict=True)})
+        np.maximum.at(last, group, rows)
+        found.update(zip(names, last.tolist(), strict=True))
     return found
 
 
-def _first_bad(stats: Columns) -> dict[int, tuple[int, int, int]]:
-    """site -> (step, seq, row) of its first NaN or infinity."""
-    rows = np.flatnonzero((stats["nan_count"] > 0) | (stats["inf_count"] > 0))
-    rows = rows[np.lexsort((stats["seq"][rows], stats["step"][rows], stats["site"][rows]))]
-    sites, first = np.unique(stats["site"][rows], return_index=True)
-    return {
-        site: (int(stats["step"][row]), int(stats["seq"][row]), row)
-        for site, row in zip(sites.tolist(), rows[first].tolist(), strict=True)
-    }
+def _grouped(site: NDArray[Any], code: NDArray[Any]) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+    """The distinct (site, code) pairs, and for every row which of them it has. Without sorting where ids are dense."""
+    key = site.astype(np.int64) * _CODES + code
+    if len(key) and key.min() >= 0 and key.max() < _DENSE:
+        present = np.zeros(int(key.max()) + 1, dtype=np.bool_)
+        present[key] = True
+        names, group = np.flatnonzero(present), (np.cumsum(present) - 1)[key]
+    else:
+        names, group = np.unique(key, return_inverse=True)
+    return [divmod(name, _CODES) for name in names.tolist()], group
 
 
-def _bad_kind(owned: _Owned, stats: Columns, row: int) -> str:
-    kind = KIND_OF[int(stats["kind"][row])]
-    of_parameter = int(stats["site"][row]) not in owned.module_ids
-    return "parameter_gradient" if of_parameter and kind is Kind.GRADIENT else kind.value
+def _picked(trace: Trace, latest: dict[tuple[int, int], int]) -> tuple[dict[tuple[int, int], int], Columns]:
+    """Only the values of the wanted rows, column by column: a long run has more rows than fit in memory at once."""
+    rows = np.array(sorted(set(latest.values())), dtype=np.int64)
+    columns = {name: trace.table("stats", columns=(name,))[name][rows] for name in ("step", *_VALUE_COLUMNS)}
+    places = np.searchsorted(rows, np.array(list(latest.values()), dtype=np.int64))
+    return dict(zip(latest, places.tolist(), strict=True)), columns
 
 
-def _bad_word(stats: Columns, row: int) -> str:
-    nan, inf = stats["nan_count"][row] > 0, stats["inf_count"][row] > 0
-    return "NaN+Inf" if nan and inf else "NaN" if nan else "Inf"
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """The first row of a site that holds a NaN or an infinity."""
+
+    site: int
+    step: int
+    seq: int
+    kind: Kind
+    word: str
+
+    def order(self) -> tuple[int, int]:
+        return self.step, self.seq
+
+
+def _first_bad(index: Columns) -> dict[int, _Bad]:
+    rows = np.flatnonzero((index["nan_count"] > 0) | (index["inf_count"] > 0))
+    rows = rows[np.lexsort((index["seq"][rows], index["step"][rows], index["site"][rows]))]
+    sites, first = np.unique(index["site"][rows], return_index=True)
+    found = {}
+    for site, row in zip(sites.tolist(), rows[first].tolist(), strict=True):
+        nan, inf = index["nan_count"][row] > 0, index["inf_count"][row] > 0
+        word = "NaN+Inf" if nan and inf else "NaN" if nan else "Inf"
+        kind = KIND_OF[int(index["kind"][row])]
+        found[site] = _Bad(site, int(index["step"][row]), int(index["seq"][row]), kind, word)
+    return found
+
+
+def _bad_kind(owned: _Owned, bad: _Bad) -> str:
+    of_parameter = bad.site not in owned.module_ids
+    return "parameter_gradient" if of_parameter and bad.kind is Kind.GRADIENT else bad.kind.value
 
 
 def tensor_stats(stats: Columns, row: int) -> TensorStats:
@@ -280,27 +313,18 @@ class _Spans:
     """Mean durations and output sizes per site and phase."""
 
     def __init__(self, spans: Columns) -> None:
-        self._count: dict[tuple[int, int], int] = {}
-        self._total_ns: dict[tuple[int, int], float] = {}
-        self._bytes: dict[int, int] = {}
-        if not len(spans["site"]):
-            return
-        key = spans["site"].astype(np.int64) * 256 + spans["phase"]
-        names, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
-        totals = np.bincount(inverse, weights=spans["duration_ns"].astype(np.float64))
-        for name, count, total in zip(names.tolist(), counts.tolist(), totals.tolist(), strict=True):
-            self._count[divmod(name, 256)] = count
-            self._total_ns[divmod(name, 256)] = total
-        self._remember_bytes(spans)
-
-    def _remember_bytes(self, spans: Columns) -> None:
-        held = np.maximum(spans["host_bytes"], 0) + np.maximum(spans["device_bytes"], 0)
+        names, group = _grouped(spans["site"], spans["phase"])
+        counts = np.bincount(group, minlength=len(names))
+        totals = np.bincount(group, weights=spans["duration_ns"], minlength=len(names))
+        self._count = dict(zip(names, counts.tolist(), strict=True))
+        self._total_ns = dict(zip(names, totals.tolist(), strict=True))
         known = (spans["host_bytes"] >= 0) | (spans["device_bytes"] >= 0)
-        index = np.flatnonzero(known & (spans["phase"] != PHASE_CODE[Phase.BACKWARD]))
-        names, inverse = np.unique(spans["site"][index], return_inverse=True)
-        last = np.full(len(names), -1, dtype=np.int64)
-        np.maximum.at(last, inverse, index)
-        self._bytes = {name: int(held[row]) for name, row in zip(names.tolist(), last.tolist(), strict=True)}
+        rows = np.flatnonzero(known & (spans["phase"] != PHASE_CODE[Phase.BACKWARD]))
+        places, group = _grouped(spans["site"][rows], np.zeros(len(rows), dtype=np.int64))
+        last = np.full(len(places), -1, dtype=np.int64)
+        np.maximum.at(last, group, rows)
+        held = np.maximum(spans["host_bytes"][last], 0) + np.maximum(spans["device_bytes"][last], 0)
+        self._bytes = {site: size for (site, _), size in zip(places, held.tolist(), strict=True)}
 
     def mean_ms(self, site_id: int, phase: Phase) -> float | None:
         key = (site_id, PHASE_CODE[phase])

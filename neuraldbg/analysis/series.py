@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraldbg.analysis.ranks import main_rank
 from neuraldbg.records import SiteKind
 
 if TYPE_CHECKING:
@@ -60,15 +61,21 @@ def buckets(values: NDArray[np.float64], width: int) -> list[float]:
 
 
 def scalar_series(trace: Trace) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Every named scalar of the run as (steps, values), all points, in the order recorded."""
+    """Every named scalar of the run as (steps, values), all points, by step.
+
+    Of several processes the main one speaks; where it is silent, as when only spawned workers train, all of them do.
+    """
     names = {site.id: site.path for site in trace.sites if site.kind is SiteKind.SERIES}
-    table = trace.table("scalars", columns=("step", "site", "value"))
+    table = trace.table("scalars", columns=("step", "site", "value", "rank", "wall_ns"))
+    of_main = table["rank"] == main_rank(trace)
     found: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
     for site_id in np.unique(table["site"]).tolist():
         name = names.get(site_id)
         if name is not None:
             mine = table["site"] == site_id
-            found[name] = (table["step"][mine], table["value"][mine])
+            rows = np.flatnonzero(mine & of_main if (mine & of_main).any() else mine)
+            rows = rows[np.lexsort((table["wall_ns"][rows], table["step"][rows]))]
+            found[name] = (table["step"][rows], table["value"][rows])
     return found
 
 

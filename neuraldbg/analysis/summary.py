@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from neuraldbg.analysis.layers import LayerSummary, summarise_layers
+from neuraldbg.analysis.ranks import main_rank, run_of_main
 from neuraldbg.analysis.series import SERIES_NAMES, Point, points, scalar_series
 from neuraldbg.analysis.verdict import Facts, Verdict, judge
 from neuraldbg.records import Call, RunInfo, Site, SiteKind
@@ -72,12 +73,13 @@ class RunSummary:
 def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
     """The whole run. `alive` says whether its process still runs, for a trace without an end; None = unknown."""
     calls = _Calls(trace)
+    run = run_of_main(trace)
     series = scalar_series(trace)
     layers = summarise_layers(trace)
     models = _models(trace)
     facts = Facts(
-        run=trace.run,
-        ended=trace.ended,
+        run=run,
+        ended=run.ended,
         alive=alive,
         updates=calls.updates(),
         backwards=calls.backwards(),
@@ -89,8 +91,8 @@ def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
         layers=layers,
     )
     return RunSummary(
-        run=trace.run,
-        ended=trace.ended,
+        run=run,
+        ended=run.ended,
         steps=facts.updates or facts.backwards,
         steps_kind="backward" if facts.backwards and not facts.updates else "update",
         models=models,
@@ -117,6 +119,7 @@ class _Calls:
         kinds, counts = np.unique(triples, axis=1, return_counts=True)
         self._counts = list(zip(*kinds.tolist(), counts.tolist(), strict=True))
         self._evicted = dict(trace.evicted)
+        self._main_rank = main_rank(trace)
 
     def count(self, call: Call, site: int | None = None, *, rank: int | None = None) -> int:
         code = CALL_CODE[call]
@@ -135,8 +138,10 @@ class _Calls:
         return self._main(Call.BACKWARD) + int(self._evicted.get("backwards", 0))
 
     def _main(self, *calls: Call) -> int:
-        of_main = sum(self.count(call, rank=0) for call in calls)
-        return of_main or sum(self.count(call) for call in calls)
+        everybody = sum(self.count(call) for call in calls)
+        if self._main_rank is None:
+            return everybody
+        return sum(self.count(call, rank=self._main_rank) for call in calls) or everybody
 
 
 def _models(trace: Trace) -> tuple[ModelSummary, ...]:
@@ -220,9 +225,11 @@ def _last(trace: Trace, type_: str, field: str) -> Any:
 
 
 def _overhead(trace: Trace) -> Overhead:
+    measured = [fact for fact in trace.facts("overhead") if fact.get("ratio") is not None]
+    last = measured[-1] if measured else {}
     return Overhead(
-        ratio=_last(trace, "overhead", "ratio"),
-        sampled_steps=_last(trace, "overhead", "sampled_steps"),
-        total_steps=_last(trace, "overhead", "total_steps"),
+        ratio=last.get("ratio"),
+        sampled_steps=last.get("sampled_steps"),
+        total_steps=last.get("total_steps"),
         dropped_rows=sum(trace.dropped.values()),
     )

@@ -36,6 +36,8 @@ class SamplingBudget:
         self._full = Average()
         self._quiet = Average()
         self._watch = Average()
+        self._watch_ns = 0  # spent on gradient norms in the current step
+        self._start = (0, 0)  # own and wall time of the first steps
         self._since_full = 0
         self._since_watch = 0
         self.full = share != 0.0
@@ -50,7 +52,10 @@ class SamplingBudget:
         self.own_ns += own_ns
         self.wall_ns += wall_ns
         self._bare.add(max(wall_ns - own_ns, 0))
-        (self._full if self.full else self._quiet).add(own_ns)
+        (self._full if self.full else self._quiet).add(own_ns - self._watch_ns)
+        self._watch_ns = 0
+        if self.steps == FIRST_IN_FULL:
+            self._start = (self.own_ns, self.wall_ns)
         self._since_full = 0 if self.full else self._since_full + 1
         self._since_watch = 0 if self.watching else self._since_watch + 1
         self.full = self._next_is_full()
@@ -59,6 +64,7 @@ class SamplingBudget:
     def watch_cost(self, own_ns: int) -> None:
         """What one look at the gradient norms cost."""
         self._watch.add(own_ns)
+        self._watch_ns += own_ns
 
     def _next_is_full(self) -> bool:
         if self.share is None:
@@ -72,31 +78,37 @@ class SamplingBudget:
             return self.share is None
         return self._since_watch + 1 >= self.watch_period
 
+    def _half_of_what_is_left(self) -> float:
+        """The ledger is always kept; of the rest, full looks and gradient norms may take one half each."""
+        allowed = (self.share or 0.0) * (self._bare.value or 0.0)
+        return (allowed - (self._quiet.value or 0.0)) / 2
+
+    def _period(self, cost: float) -> int:
+        left = self._half_of_what_is_left()
+        if left <= 0:
+            return LONGEST_PERIOD
+        return max(1, min(LONGEST_PERIOD, math.ceil(cost / left)))
+
     @property
     def period(self) -> int:
         """Steps from one full look to the next."""
-        if not self.share:
-            return 1
-        allowed = self.share * (self._bare.value or 0.0)
-        quiet = self._quiet.value or 0.0
-        extra = max((self._full.value or 0.0) - quiet, 0.0)
-        left = allowed - quiet
-        if left <= 0:
-            return LONGEST_PERIOD
-        return max(1, min(LONGEST_PERIOD, math.ceil(extra / left)))
+        return self._period(max((self._full.value or 0.0) - (self._quiet.value or 0.0), 0.0)) if self.share else 1
 
     @property
     def watch_period(self) -> int:
-        """Steps from one look at the gradient norms to the next: they may take half of the budget."""
-        if not self.share:
-            return 1
-        allowed = self.share * (self._bare.value or 0.0) / 2
-        if allowed <= 0:
-            return LONGEST_PERIOD
-        return max(1, min(LONGEST_PERIOD, math.ceil((self._watch.value or 0.0) / allowed)))
+        """Steps from one look at the gradient norms to the next."""
+        return self._period(self._watch.value or 0.0) if self.share else 1
 
     @property
     def ratio(self) -> float | None:
         """Own time over bare time so far; None before the first step."""
         bare = self.wall_ns - self.own_ns
         return self.own_ns / bare if bare > 0 else None
+
+    @property
+    def ratio_after_start(self) -> float | None:
+        """The same without the first steps, which are watched in full; None before there are as many again."""
+        if self.steps < 2 * FIRST_IN_FULL:
+            return None
+        own, wall = self.own_ns - self._start[0], self.wall_ns - self._start[1]
+        return own / (wall - own) if wall > own else None

@@ -70,15 +70,21 @@ def wait_for_end(descriptor: int, *, timeout_s: float | None) -> bool:
     """Waits until the other end of the pipe is closed; False when the time is over before."""
     until = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        left = None if until is None else max(0.0, until - time.monotonic())
         try:
-            ready, _, _ = select.select([descriptor], [], [], left)
-            if not ready:
+            if until is not None and not _readable(descriptor, max(0.0, until - time.monotonic())):
                 return False
             if not os.read(descriptor, 4096):
                 return True
-        except OSError:  # never was a pipe, or is no longer one: nothing to wait for
+        except (OSError, ValueError):  # never was a pipe, or is no longer one: nothing to wait for
             return True
+
+
+def _readable(descriptor: int, timeout_s: float) -> bool:
+    if not hasattr(select, "poll"):
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    poll = select.poll()  # `select` refuses descriptors above 1023, which a busy trainer may have
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _can_draw() -> bool:

@@ -11,6 +11,8 @@ from typing import Any, Final
 from neuraldbg.trace.format import encode_file_header
 
 SUFFIX: Final = ".ndt"
+_ELSEWHERE: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # flags that not every system has
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | _ELSEWHERE
 
 
 class GrowingFile:
@@ -73,9 +75,7 @@ class GrowingFile:
 
     def _open(self) -> None:
         path = self._directory / f"{self.stem}-{self._number:06d}{SUFFIX}"
-        self._fd = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644
-        )
+        self._fd = os.open(path, _FLAGS, 0o644)
         self._number += 1
         self.path = path
         self._write_all(memoryview(encode_file_header(**self._about)))

@@ -41,14 +41,16 @@ class RankView:
         self.updates = 0
         self.backward_seqs: NDArray[np.int64] = np.empty(0, np.int64)
         self._calls_seen = 0
-        self._first_call = 0
+        self._first_call = -1
         self._lookup: NDArray[np.int32] | None = None
+        self._same_ids = reader.rank == 0  # this rank numbers sites as the run does
 
     def count_calls(self) -> None:
         """Takes in the calls recorded since the last time."""
         chunks = self.reader.chunks["calls"]
-        if chunks and chunks[0].first_row > self._first_call:  # evicted: the facts say how many there were
-            self._first_call, self._calls_seen, self.updates = chunks[0].first_row, 0, 0
+        first = chunks[0].first_row if chunks else -1
+        if first != self._first_call:  # the first time, or evicted: then facts say how many there were
+            self._first_call, self._calls_seen, self.updates = first, 0, 0
             self.backward_seqs = self.backward_seqs[:0]
         found = [self.backward_seqs]
         for chunk in chunks:
@@ -65,6 +67,7 @@ class RankView:
     def learn(self, local: int, known: int) -> None:
         self.global_of[local] = known
         self._lookup = None
+        self._same_ids &= local == known
 
     def local_of(self, known: int) -> int | None:
         """The id this rank has for a site of the run; None where it never saw it."""
@@ -78,7 +81,7 @@ class RankView:
 
     def to_global(self, sites: NDArray[np.int32]) -> NDArray[np.int32]:
         """A column of site ids, as the run numbers them. Unknown ids are moved out of the way of others."""
-        if self.reader.rank == 0 and all(local == known for local, known in self.global_of.items()):
+        if self._same_ids:
             return sites
         top = max([*self.global_of, int(sites.max(initial=0))]) + 1
         if self._lookup is None or len(self._lookup) < top:
@@ -163,12 +166,18 @@ class MergedRanks:
         return "; ".join(found) or None
 
     def counted(self, type: str) -> dict[str, int]:
-        """The last counters each rank reported in facts of this type, summed."""
-        latest = {fact["rank"]: fact.get("rows") or {} for fact in self.facts if fact.get("type") == type}
+        """The largest counters each rank reported in facts of this type, or under this name at its end, summed."""
+        largest: dict[tuple[int, str], int] = {}
+        for fact in self.facts:
+            rows = (
+                fact.get("rows") if fact.get("type") == type else fact.get(type) if fact.get("type") == "end" else None
+            )
+            for name, count in (rows or {}).items():
+                key = (fact["rank"], name)
+                largest[key] = max(largest.get(key, 0), int(count))
         total: dict[str, int] = dict.fromkeys((*TABLES, "facts"), 0)
-        for rows in latest.values():
-            for name, count in rows.items():
-                total[name] = total.get(name, 0) + int(count)
+        for (_, name), count in largest.items():
+            total[name] = total.get(name, 0) + count
         return total
 
     def ends(self) -> dict[tuple[int, str], int]:

@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +40,7 @@ class Damage:
 class Chunk:
     """Rows of one table; columns are views of the file."""
 
-    __slots__ = ("_columns", "_memo", "first_row", "rows", "step_max", "step_min", "table")
+    __slots__ = ("_columns", "first_row", "rows", "step_max", "step_min", "table")
 
     def __init__(self, table: str, head: ndt.ChunkHeader, columns: dict[str, NDArray[Any]]) -> None:
         self.table = table
@@ -48,7 +49,6 @@ class Chunk:
         self.step_min = head.step_min
         self.step_max = head.step_max
         self._columns = columns
-        self._memo: dict[str, Any] = {}
 
     @property
     def end_row(self) -> int:
@@ -61,13 +61,6 @@ class Chunk:
             dtype = TABLES[self.table][name]
             found = np.full(self.rows, {"f": np.nan, "i": -1}.get(dtype.kind, 0), dtype)
             self._columns[name] = found
-        return found
-
-    def distinct_steps(self) -> NDArray[np.int64]:
-        if "steps" not in self._memo:
-            steps = self.column("step")
-            self._memo["steps"] = np.unique(steps[np.r_[True, steps[1:] != steps[:-1]]])
-        found: NDArray[np.int64] = self._memo["steps"]
         return found
 
 
@@ -200,7 +193,6 @@ class RankReader:
         self._files: dict[str, TraceFile] = {}
         self._segment_chunks: dict[str, list[tuple[str, Chunk]]] = {table: [] for table in TABLES}
         self._journal_chunks: dict[str, list[Chunk]] = {table: [] for table in TABLES}
-        self._unparsed = 0
         self.chunks: dict[str, list[Chunk]] = {table: [] for table in TABLES}
 
     def refresh(self) -> bool:
@@ -260,15 +252,10 @@ class RankReader:
 
     def _parse(self, text: bytes) -> None:
         for line in text.splitlines():
-            if not line:
-                continue
-            try:
+            with suppress(ValueError):  # the padding, or what a later version writes
                 fact = json.loads(line)
-            except ValueError:
-                self._unparsed += 1
-                continue
-            if isinstance(fact, dict):
-                self.facts.append(fact)
+                if isinstance(fact, dict):
+                    self.facts.append(fact)
 
     def _forget_removed(self, present: set[str]) -> bool:
         """Segments that were evicted since: their rows are gone for everybody, also for us."""

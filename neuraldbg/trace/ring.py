@@ -19,6 +19,7 @@ class Ring:
         # numpy copies structured rows field by field (64 ns a row), opaque ones as one block (7 ns)
         self.opaque: np.dtype[Any] = np.dtype((np.void, dtype.itemsize))
         self._blocks = self._rows.view(self.opaque)
+        self.refused = 0  # rows there was no room for
         self._put = 0
         self._taken = 0
         self._lock = threading.Lock()
@@ -39,6 +40,10 @@ class Ring:
                 self._blocks[: count - head] = source[head:count]
             self._put += count
         return count
+
+    def refuse(self, count: int) -> None:
+        with self._lock:
+            self.refused += count
 
     def waiting(self, limit: int | None = None) -> list[NDArray[np.void]]:
         """Views of the oldest rows, at most `limit`, in order; stable until `release`."""

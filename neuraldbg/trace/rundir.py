@@ -71,12 +71,14 @@ def claim_rank(run_directory: Path, rank: int | None) -> tuple[int, Path]:
         directory = run_directory / f"rank-{number:05d}"
         try:
             directory.mkdir(parents=True)
-        except FileExistsError:
-            if rank is not None:
-                raise
-            number += 1
-        else:
-            return number, directory
+        except OSError as error:
+            if isinstance(error, FileExistsError) and rank is None and run_directory.is_dir():
+                number += 1
+                continue
+            raise RunDirectoryError(
+                f"cannot write into {run_directory}: {error.strerror or error}; choose another with --out DIR"
+            ) from error
+        return number, directory
 
 
 def rank_directories(run_directory: Path) -> dict[int, Path]:
@@ -96,7 +98,7 @@ def load_run_info(run_directory: Path) -> tuple[RunInfo, str | None]:
         stored = json.loads((run_directory / RUN_FILE).read_text(encoding="utf-8"))
         given = {key: value for key, value in stored.items() if key in known}
     except FileNotFoundError:
-        return RunInfo(**unknown), f"{RUN_FILE} is missing"
+        return RunInfo(**unknown), None  # a TraceWriter of one's own needs none
     except (OSError, ValueError, AttributeError) as error:
         return RunInfo(**unknown), f"{RUN_FILE} cannot be read ({error})"
     merged = {**unknown, **given}

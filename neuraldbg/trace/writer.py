@@ -6,21 +6,19 @@ The training thread never waits for a disk. What cannot be written is dropped an
 from __future__ import annotations
 
 import errno
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraldbg.errors import RunDirectoryError
 from neuraldbg.records import Call
+from neuraldbg.trace.facts import FactBuffer
 from neuraldbg.trace.files import GrowingFile
 from neuraldbg.trace.format import ChunkEncoder
 from neuraldbg.trace.ring import Ring
@@ -41,19 +39,6 @@ JOIN_S: Final = 5.0  # a write that hangs on a network disk may cost the close t
 _UPDATE_CODES: Final = (CALL_CODE[Call.STEP], CALL_CODE[Call.STEP_MANUAL])
 
 
-def _plain(value: Any) -> Any:
-    """What JSON cannot say by itself."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return str(value)
-
-
 class _Lane:
     """One table on its way to the disk: ring, then journal while rows are few, then segments."""
 
@@ -64,7 +49,6 @@ class _Lane:
         self.journalled: NDArray[np.void] = np.empty(CONSOLIDATE_ROWS, TABLES[table])
         self.journalled_rows = 0
         self.first_row = 0  # number of the first row that is in no segment yet
-        self.dropped = 0
 
     def remember(self, blocks: list[NDArray[np.void]]) -> None:
         """Keeps journalled rows until they fill a chunk."""
@@ -92,12 +76,7 @@ class TraceWriter:
         ring_rows: int = 65_536,
         threaded: bool = True,
     ) -> None:
-        try:
-            self.rank, self.directory = claim_rank(Path(run_dir), rank)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write into {run_dir}: {error.strerror or error}; choose another with --out DIR"
-            ) from error
+        self.rank, self.directory = claim_rank(Path(run_dir), rank)
         self.bytes_written = 0
         self.error: str | None = None
         about = {"rank": self.rank, "pid": os.getpid(), "created_ns": time.time_ns()}
@@ -113,10 +92,9 @@ class TraceWriter:
         self._evicted: dict[str, int] = {}
         self._encoder = ChunkEncoder()
         self._chunk_rows = ring_rows
-        self._facts: list[tuple[str, bytes]] = []
-        self._facts_bytes = self._facts_written = self._facts_dropped = 0
-        self._reported: dict[str, int] = self.dropped
-        self._facts_lock = threading.Lock()
+        self._facts = FactBuffer(FACTS_BUFFER_BYTES)
+        self._facts_written = 0
+        self._reported = self.dropped
         self._flush_lock = threading.Lock()
         self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
         self._closed = self._stop = False
@@ -149,7 +127,7 @@ class TraceWriter:
         if accepted < len(rows) and self._draining == threading.get_ident():
             accepted += self._append_while_writing(lane, rows[accepted:])
         if accepted < len(rows):
-            lane.dropped += len(rows) - accepted
+            ring.refuse(len(rows) - accepted)
         if len(ring) * 2 > ring.capacity and not self._wake.is_set() and time.monotonic() >= self._retry_at:
             self._wake.set()
         return accepted
@@ -162,12 +140,12 @@ class TraceWriter:
         """Records a JSON object. Facts have their own buffer and go to the disk before rows."""
         if self._closed or os.getpid() != self._pid:
             return
-        self._put_fact(type, fields)
+        self._facts.put(type, fields)
 
     @property
     def dropped(self) -> dict[str, int]:
         """Rows lost so far, by table."""
-        return {**{table: lane.dropped for table, lane in self._lanes.items()}, "facts": self._facts_dropped}
+        return {**{table: lane.ring.refused for table, lane in self._lanes.items()}, "facts": self._facts.dropped}
 
     @property
     def written(self) -> dict[str, int]:
@@ -209,7 +187,7 @@ class TraceWriter:
         self._thread = None
         for file in self._files():
             file.close()
-        self._facts.clear()
+        self._facts.forget()
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -228,16 +206,6 @@ class TraceWriter:
 
     def _files(self) -> Iterable[GrowingFile]:
         return (self._segments, self._facts_file, *(lane.journal for lane in self._lanes.values()))
-
-    def _put_fact(self, type: str, fields: dict[str, Any]) -> None:
-        line = json.dumps({"type": type, "wall_ns": time.time_ns(), **fields}, default=_plain, separators=(",", ":"))
-        data = line.encode("utf-8", "backslashreplace")
-        with self._facts_lock:
-            if self._facts_bytes + len(data) > FACTS_BUFFER_BYTES:
-                self._facts_dropped += 1
-                return
-            self._facts.append((type, data))
-            self._facts_bytes += len(data)
 
     def _flush(self, *, last: bool = False) -> bool:
         """One round: facts, rows, eviction. False when the disk refused."""
@@ -290,10 +258,7 @@ class TraceWriter:
     def _report_drops(self) -> None:
         dropped = self.dropped
         if dropped != self._reported:
-            with self._facts_lock:  # one that is still waiting is out of date
-                self._facts = [item for item in self._facts if item[0] != "dropped"]
-                self._facts_bytes = sum(len(line) for _, line in self._facts)
-            self._put_fact("dropped", {"rows": dropped, "error": self.error})
+            self._facts.put("dropped", {"rows": dropped, "error": self.error}, instead=True)
             self._reported = dropped
 
     def _write(self, file: GrowingFile, chunk: memoryview) -> None:
@@ -301,19 +266,13 @@ class TraceWriter:
         self.bytes_written += len(chunk)
 
     def _flush_facts(self) -> None:
-        while self._facts:
-            lines: list[bytes] = []
-            size = 0
-            for _, line in self._facts:
-                if lines and size + len(line) > FACTS_CHUNK_BYTES:
-                    break
-                lines.append(line)
-                size += len(line)
-            self._write(self._facts_file, self._encoder.facts(lines, self._facts_written))
-            self._facts_written += len(lines)
-            with self._facts_lock:
-                del self._facts[: len(lines)]
-                self._facts_bytes -= size
+        while lines := self._facts.oldest(FACTS_CHUNK_BYTES):
+            self._write_facts(lines)
+
+    def _write_facts(self, lines: list[bytes]) -> None:
+        self._write(self._facts_file, self._encoder.facts(lines, self._facts_written))
+        self._facts_written += len(lines)
+        self._facts.release(len(lines))
 
     def _flush_lane(self, lane: _Lane, *, last: bool) -> None:
         blocks = lane.ring.waiting(self._chunk_rows)
@@ -359,25 +318,23 @@ class TraceWriter:
             for name, count in self._segment_tally.pop(path, {}).items():
                 self._evicted[name] = self._evicted.get(name, 0) + count
         if self._evicted != before:
-            self._put_fact("evicted", {"rows": dict(self._evicted)})
+            self._facts.put("evicted", {"rows": dict(self._evicted)})
 
     def _finish(self) -> None:
         complete = self._flush(last=True)
         for lane in self._lanes.values():
-            lane.dropped += len(lane.ring)
+            lane.ring.refuse(len(lane.ring))
             lane.ring.release(len(lane.ring))
         with suppress(OSError):
             self._ballast.unlink()
         try:
             self._report_drops()
-            if not complete:  # the disk is full: with the ballast gone, first what a reader misses most
-                rest = [item for item in self._facts if item[0] not in ("end", "dropped")]
-                self._facts = [item for item in self._facts if item[0] in ("end", "dropped")]
-                self._flush_facts()
-                self._facts = rest
+            urgent = self._facts.bring_forward(("end", "dropped"))
+            if not complete and urgent:  # the disk is full: with the ballast gone, first what a reader misses most
+                self._write_facts(self._facts.oldest(FACTS_CHUNK_BYTES)[:urgent])
             self._flush_facts()
         except (OSError, MemoryError):
-            self._facts_dropped += len(self._facts)
+            self._facts.give_up()
         finally:
             for file in self._files():
                 file.close()

@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
-from made_runs import made_run, train
+from made_runs import MadeRun, made_run, train
 
 from neuraldbg.analysis.summary import RunSummary, summarise
-from neuraldbg.records import Call, Kind, Phase
-from neuraldbg.trace import open_trace
+from neuraldbg.records import Call, Kind, Phase, SiteKind
+from neuraldbg.trace import TraceWriter, open_trace
 
 
 def summary_of(run: Path, *, alive: bool | None = None) -> RunSummary:
@@ -119,6 +119,39 @@ def test_a_nan_in_the_input_is_not_lost_with_the_container(tmp_path: Path) -> No
         run.call(Call.STEP, 0)
         run.end(steps=1)
     assert "first NaN at step 0 in net (input)" in summary_of(run.directory).verdict.headline
+
+
+def test_raw_tensors_are_layers_of_their_own(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        weight = run.site("W1", SiteKind.PARAMETER, shape=(4, 5), parameters=20)
+        run.stats(weight, Kind.GRADIENT, 0, Phase.BACKWARD, l2=2.0)
+        run.stats(weight, Kind.PARAMETER, 0, Phase.UPDATE, l2=10.0)
+        run.stats(weight, Kind.UPDATE, 0, Phase.UPDATE, l2=1.0)
+        run.call(Call.STEP_MANUAL, 0)
+        run.end(steps=1)
+    summary = summary_of(run.directory)
+    (layer,) = summary.layers
+    assert (layer.path, layer.params, layer.grad_l2, layer.update_ratio) == ("W1", 20, 2.0, 0.1)
+    assert summary.verdict.headline.startswith("1 update, no model was seen, no NaN or Inf seen")
+
+
+def test_spawned_workers_train_together_and_the_parent_tells_the_end(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as worker:
+        worker.writer.fact("run", backend="pytorch", versions={"torch": "2.13.0"}, child=True)
+        train(worker, steps=5)
+        worker.writer.fact("end", steps=5)
+    for child in (True, False):
+        with TraceWriter(worker.directory, threaded=False) as writer:
+            process = MadeRun(worker.directory, writer)
+            writer.fact("run", backend="pytorch", versions={}, child=child)
+            if child:
+                train(process, steps=4)
+            else:
+                process.end(exit_code=3, duration_s=9.0)
+    summary = summary_of(worker.directory)
+    assert (summary.steps, summary.run.exit_code, summary.run.duration_s) == (9, 3, 9.0)
+    assert (summary.run.backend, summary.run.versions["torch"]) == ("pytorch", "2.13.0")
+    assert [step for step, _ in summary.series["loss"]] == sorted([*range(5), *range(4)])
 
 
 def test_several_optimizers_have_their_own_lr_and_count(tmp_path: Path) -> None:

@@ -105,6 +105,16 @@ def test_a_terminal_of_another_century_gets_ascii(place: Path) -> None:
     assert "##" in shown.stdout
 
 
+def test_a_loss_over_many_decades_is_drawn_on_a_log_scale_and_says_so(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        for step in range(8):
+            run.scalar("loss", step, 10.0**-step if step < 7 else float("-inf"))
+        run.end()
+    with open_trace(run.directory) as trace:
+        text = text_report(summarise(trace), run_dir=run.directory)
+    assert "Loss       █▇▆▅▃▂▁!  1.00 -> -Inf (log)" in text
+
+
 def test_dropped_rows_and_damage_are_said(tmp_path: Path) -> None:
     with made_run(tmp_path / "run") as run:
         train(run, steps=5)

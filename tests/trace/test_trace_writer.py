@@ -244,6 +244,9 @@ def test_ranks_are_claimed_one_after_the_other(tmp_path: Path) -> None:
         assert [first.rank, second.rank, seventh.rank] == [0, 1, 7]
         with pytest.raises(RunDirectoryError, match="--out DIR"):
             TraceWriter(run, rank=7)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=f"cannot write into {tmp_path / 'file'}: "):
+        TraceWriter(tmp_path / "file")
 
 
 def test_run_directories_never_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,7 @@ class TorchCapture:
         budget = self.core.budget
         return {
             "ratio": budget.ratio,
+            "ratio_after_start": budget.ratio_after_start,
             "sampled_steps": budget.sampled,
             "total_steps": budget.steps,
             "own_s": budget.own_ns / 1e9,

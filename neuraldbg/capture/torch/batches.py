@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.passes import tensors
-from neuraldbg.capture.torch.stats import BATCH_ELEMENTS, digest_of
+from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.records import Call, Phase, SiteKind
 
 _MASK = (1 << 64) - 1
@@ -54,7 +54,7 @@ class BatchWatch:
         site = self._site(iterator)
         digest = 0
         for tensor in tensors(batch):
-            digest = (digest * 1099511628211 + digest_of(tensor, limit=BATCH_ELEMENTS)) & _MASK
+            digest = (digest * 1099511628211 + identity_of(tensor)) & _MASK
         waited = end - start
         core.recorder.call(Call.BATCH, site, value=waited / 1e9, digest=digest, duration_ns=waited)
         if core.sampling:

@@ -67,4 +67,3 @@ class Bypass:
                 passes.post_hook(module, args, *finished)
 
         return observed
-

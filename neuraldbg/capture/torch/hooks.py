@@ -18,7 +18,7 @@ from torch.utils.hooks import unserializable_hook
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.passes import PassRecord, tensors
-from neuraldbg.capture.torch.stats import BATCH_ELEMENTS, digest_of
+from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.capture.torch.tree import Layer, Model
 from neuraldbg.records import Call, Kind, Phase
 
@@ -143,7 +143,7 @@ class PassWatch:
         for slot, tensor in enumerate(tensors((args, kwargs))):
             if slot >= 16:
                 break
-            part = digest_of(tensor, limit=BATCH_ELEMENTS)
+            part = identity_of(tensor)
             digest = (digest * 1099511628211 + part) & ((1 << 64) - 1) if part else digest
             if one.sampled:
                 self._stats(tensor, one.model.site, (Kind.INPUT, self._phase(one), slot, one.id))

@@ -43,7 +43,20 @@ _ARITHMETIC = (
     "View",
     "Reshape",
 )
-_RESHAPING = ("View", "Index", "Permute", "Transpose", "Reshape", "ToCopy", "Squeeze", "Unsqueeze", "Slice", "Select", "Clone", "T")
+_RESHAPING = (
+    "View",
+    "Index",
+    "Permute",
+    "Transpose",
+    "Reshape",
+    "ToCopy",
+    "Squeeze",
+    "Unsqueeze",
+    "Slice",
+    "Select",
+    "Clone",
+    "T",
+)
 _REDUCTION = {0: "none", 1: "mean", 2: "sum"}
 
 

@@ -105,18 +105,21 @@ def _cuda() -> Check:
     """The driver's own answer; torch would take seconds to ask."""
     try:
         import pynvml
-
+    except ImportError:
+        return Check("cuda", "missing", "-", "nvidia-ml-py is not installed; CPU training works")
+    try:
         pynvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001 - a driver may fail in any way, and no GPU is no fault
-        reason = "nvidia-ml-py is not installed" if isinstance(error, ImportError) else "no NVIDIA driver answers"
-        return Check("cuda", "missing", "-", f"{reason}; CPU training works")
+    except (pynvml.NVMLError, OSError):
+        return Check("cuda", "missing", "-", "no NVIDIA driver answers; CPU training works")
     try:
         count = pynvml.nvmlDeviceGetCount()
         names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(at)) for at in range(count)]
-        texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
-        return Check("cuda", "ok" if texts else "missing", f"{count} GPU", ", ".join(texts) or "no GPU is visible")
+    except pynvml.NVMLError as error:
+        return Check("cuda", "warning", "-", f"the NVIDIA driver answers with an error: {error}")
     finally:
         pynvml.nvmlShutdown()
+    texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    return Check("cuda", "ok" if texts else "missing", f"{count} GPU", ", ".join(texts) or "no GPU is visible")
 
 
 def _owner(package: str) -> Check:

@@ -76,9 +76,9 @@ def _list(trace: Trace, run_dir: Path, *, as_json: bool) -> int:
 
 
 def _show(trace: Trace, name: str, *, step: int | None, kind: str | None, as_json: bool) -> int:
-    from neuraldbg.analysis.inspection import inspect_layer
+    from neuraldbg.analysis.layer_views import view_layer
 
-    found = inspect_layer(trace, name, step=step, kind=kind)
+    found = view_layer(trace, name, step=step, kind=kind)
     if as_json:
         from neuraldbg.surfaces.reports.session import dump, jsonable, stats_object
 

@@ -16,6 +16,7 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
     from rich.console import Console
 
     on_terminal = is_terminal(stream)
+    colours = on_terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     if width is None and not on_terminal:
         width = 80
     console = Console(
@@ -25,7 +26,7 @@ def make_console(stream: IO[str], *, width: int | None = None) -> Console:
         emoji=False,
         markup=False,
         soft_wrap=False,
-        force_terminal=on_terminal,
+        force_terminal=colours,
         no_color=True if os.environ.get("NO_COLOR") else None,
     )
     if width is None:

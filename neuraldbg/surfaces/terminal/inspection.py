@@ -12,7 +12,7 @@ from neuraldbg.surfaces.terminal.report import display_path
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from neuraldbg.analysis.inspection import Inspection, View
+    from neuraldbg.analysis.layer_views import LayerViews, View
     from neuraldbg.analysis.layers import LayerSummary
 
 
@@ -44,7 +44,7 @@ def render_list(layers: tuple[LayerSummary, ...], console: Console, *, run_dir: 
     console.print(f"\nOne layer: neural inspect {display_path(run_dir)} {layers[0].path}", style="dim", soft_wrap=True)
 
 
-def render_layer(found: Inspection, console: Console) -> None:
+def render_layer(found: LayerViews, console: Console) -> None:
     """One layer: a block per tensor with its numbers and its history."""
     from rich.text import Text
 

@@ -21,6 +21,7 @@ MOST_LAYERS = 25
 MOST_NOTES = 8
 MOST_NAMED = 3
 LABEL_WIDTH = 11
+LOG_FROM = 100.0  # a loss that falls this many times is drawn on a log scale
 STATE_STYLE = {"healthy": "bold green", "warning": "bold yellow", "critical": "bold red", "undecided": "bold cyan"}
 
 
@@ -47,7 +48,8 @@ def labelled(console: Console, label: str, text: str, *, style: str = "", label_
 
     lines = textwrap.wrap(text, console.width - LABEL_WIDTH, break_on_hyphens=False) or [""]
     for at, line in enumerate(lines):
-        whole = Text("" if at else label, style=label_style)
+        whole = Text()
+        whole.append("" if at else label, style=label_style)
         whole.append(" " * (LABEL_WIDTH - len(whole)))
         whole.append(line, style=style)
         console.print(whole, no_wrap=True, crop=False)
@@ -113,10 +115,15 @@ def _loss(summary: RunSummary, console: Console) -> str:
     if len(values) == 1:
         return f"{kinds} {figure(values[0])}".strip()
     ends = f"{figure(values[0])} -> {figure(values[-1])}"
+    curve = np.array(values)
+    finite = curve[np.isfinite(curve)]
+    if len(finite) and finite.min() > 0 and finite.max() >= LOG_FROM * finite.min():
+        curve = np.log10(np.where(np.isfinite(curve), curve, np.nan))
+        ends = f"{ends} (log)"
     width = min(40, console.width - LABEL_WIDTH - len(kinds) - len(ends) - 4)
     if width < 8:
         return f"{kinds}  {ends}".strip()
-    drawn = sparkline(buckets(np.array(values), width), ascii_only=ascii_only(console.file))
+    drawn = sparkline(buckets(curve, width), ascii_only=ascii_only(console.file))
     return f"{kinds}  {drawn}  {ends}".strip()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made_runs import made_run, train
 
-from neuraldbg.analysis.inspection import inspect_layer
+from neuraldbg.analysis.layer_views import view_layer
 from neuraldbg.errors import NotRecorded, UnknownLayer
 from neuraldbg.trace import open_trace
 
@@ -22,7 +22,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_a_layer_by_its_alias_with_its_parameters(run_dir: Path) -> None:
     with open_trace(run_dir) as trace:
-        found = inspect_layer(trace, "Dense_1")
+        found = view_layer(trace, "Dense_1")
     assert (found.path, found.first_step, found.last_step) == ("fc", 0, 9)
     assert [(view.tensor, view.kind, view.step) for view in found.views] == [
         ("output", "activation", 9),
@@ -35,7 +35,7 @@ def test_a_layer_by_its_alias_with_its_parameters(run_dir: Path) -> None:
 
 def test_a_past_step_and_one_kind(run_dir: Path) -> None:
     with open_trace(run_dir) as trace:
-        found = inspect_layer(trace, "fc", step=3, kind="activation")
+        found = view_layer(trace, "fc", step=3, kind="activation")
     (view,) = found.views
     assert (view.step, view.stats.nan_count, len(view.steps)) == (3, 0, 10)
 
@@ -43,6 +43,6 @@ def test_a_past_step_and_one_kind(run_dir: Path) -> None:
 def test_what_was_not_recorded_is_said(run_dir: Path) -> None:
     with open_trace(run_dir) as trace:
         with pytest.raises(NotRecorded, match="nothing of kind 'target' was recorded of fc"):
-            inspect_layer(trace, "fc", kind="target")
+            view_layer(trace, "fc", kind="target")
         with pytest.raises(UnknownLayer, match="did you mean 'conv1'"):
-            inspect_layer(trace, "covn1")
+            view_layer(trace, "covn1")
