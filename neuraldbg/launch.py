@@ -86,7 +86,8 @@ def _die_by_signal(outcome: Outcome) -> None:
 
 
 def _run_directory(request: Request) -> Path:
-    """Where the run is recorded. A place that cannot be written must not stop a training: a temporary one is taken, and said."""
+    """Where the run is recorded. A place that cannot be written must not stop a training: a temporary one is taken,
+    and said."""
     command = ("-m", request.target, *request.args) if request.module else (request.target, *request.args)
     info = new_run_info(command, script=request.target, budget=request.budget)
     try:
@@ -141,7 +142,10 @@ class Viewer:
         if self._process is None:
             return 0
         try:
-            return self._process.wait(VIEWER_PATIENCE_S)
+            code = self._process.wait(VIEWER_PATIENCE_S)
+            if code < 0 and sys.stderr.isatty():
+                sys.stderr.write("\x1b[r")  # it was killed and could not give the bottom row back
+            return max(code, 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -61,7 +61,7 @@ class Call(Enum):
     SCHEDULER = "scheduler"  # value = lr afterwards
     BATCH = "batch"  # a loader handed out a batch; digest = its hash, value = seconds waited
     LOAD_STATE = "load_state"  # load_state_dict on a module or optimizer
-    GRAD_STALE = "grad_stale"  # at backward entry after an update: value = share of probed parameters whose old gradient is not zero
+    GRAD_STALE = "grad_stale"  # at backward entry after an update: value = share of old gradients that are not zero
     AUTOGRAD_GRAD = "autograd_grad"  # torch.autograd.grad: a backward that is no micro-step
     PASS_RECOMPUTED = "pass_recomputed"  # activation checkpointing ran a forward again inside backward
 

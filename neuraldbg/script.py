@@ -47,7 +47,7 @@ class Program:
             exec(self._code(), module.__dict__)
         except SystemExit as stop:
             return Outcome(_exit_code(stop.code))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  the script's own, whatever it is: printed as Python would
             return _uncaught(error)
         return Outcome(0)
 

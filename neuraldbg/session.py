@@ -11,10 +11,6 @@ from typing import Any
 
 from neuraldbg.analysis import gradients as judge
 from neuraldbg.analysis import inspection as look
-from neuraldbg.analysis.summary import summarise
-from neuraldbg.config import parse_budget
-from neuraldbg.errors import NotRecorded, UnknownName, UsageError
-from neuraldbg.records import RunInfo
 from neuraldbg.analysis.results import (
     CausalHypothesis,
     GradientHealthReport,
@@ -25,8 +21,12 @@ from neuraldbg.analysis.results import (
     TensorState,
     Verdict,
 )
-from neuraldbg.trace.rundir import new_run_info
+from neuraldbg.analysis.summary import summarise
+from neuraldbg.config import parse_budget
+from neuraldbg.errors import NotRecorded, UnknownName, UsageError
+from neuraldbg.records import RunInfo
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
+from neuraldbg.trace.rundir import new_run_info
 
 RECENT = 64  # norms per layer that a gradient is compared with
 REMEMBERED_STEPS = 100_000
@@ -44,7 +44,7 @@ class NeuralDbg:
     Without a model every model of the process is watched. Nothing of it remains after `close()` but the recorded run.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the signature of the contract
         self,
         model: Any = None,
         *,
@@ -200,7 +200,8 @@ class NeuralDbg:
         return next((user for user, own in reversed(self._own_step.items()) if own == ours), ours)
 
     def has_vanishing_gradients(self, threshold: float | None = None) -> bool:
-        """Whether some layer's gradient has faded at the step just done (relative to the strongest layer, or below `threshold`)."""
+        """Whether some layer's gradient has faded at the step just done (relative to the strongest layer, or below
+        `threshold`)."""
         limit = self._vanishing if threshold is None else threshold
         return bool(judge.vanishing(self._recent_layers(), threshold=limit))
 
@@ -217,7 +218,8 @@ class NeuralDbg:
     # -- the past ----------------------------------------------------------------------------------------------------
 
     def inspect_layer(self, name: str) -> LayerReport:
-        """The latest that is known of a layer: input, output, gradient and weight statistics, health, first bad step."""
+        """The latest that is known of a layer: input, output, gradient and weight statistics, health, first bad
+        step."""
         return look.layer_report(self.trace, name)
 
     def inspect(self, layer_name: str, step: int | None = None, what: str = "output") -> TensorState:
@@ -249,7 +251,8 @@ class NeuralDbg:
     # -- why ---------------------------------------------------------------------------------------------------------
 
     def explain_failure(self, failure: str | None = None) -> list[CausalHypothesis]:
-        """Hypotheses for one sort of failure (`vanishing_gradients`, `exploding_gradients`, ...) or for all; empty when there is none."""
+        """Hypotheses for one sort of failure (`vanishing_gradients`, `exploding_gradients`, ...) or for all; empty
+        when there is none."""
         if failure is not None and failure not in look.FAILURES:
             raise UnknownName("failure type", failure, look.FAILURES, listed_by=f"one of {', '.join(look.FAILURES)}:")
         causes = self.analyze_gradient_health().causes

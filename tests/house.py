@@ -22,7 +22,8 @@ MAY_IMPORT = {  # DESIGN.md, "The house"
     "dsl.train": BASE | {"dsl", "dsl.build"},
     "debug": BASE | {"trace", "capture", "analysis", "session", "surfaces"},
     "session": BASE | {"trace", "control", "capture", "analysis", "replay"},
-    "launch": BASE | {"trace", "control", "capture", "session", "dsl", "dsl.build", "dsl.train"},
+    "script": BASE,
+    "launch": BASE | {"script", "trace", "control", "capture", "session", "dsl", "dsl.build", "dsl.train"},
     "surfaces": BASE | {"trace", "control", "analysis"},
 }
 FRONTS = {"neuraldbg", "__main__", "compat", "cli", "neural"}  # may import every room

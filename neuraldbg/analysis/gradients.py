@@ -1,6 +1,7 @@
 """Are the gradients healthy? Pure functions over each layer's gradient norms.
 
-By default every judgement is relative, so that the scale of the loss does not matter: a layer vanishes against the strongest layer of
+By default every judgement is relative, so that the scale of the loss does not matter: a layer vanishes against the
+strongest layer of
 its network, and explodes against its own past. Absolute thresholds count only when the user gives them.
 """
 
@@ -33,7 +34,8 @@ def is_bad(norm: float) -> bool:
 
 
 def vanishing(layers: Mapping[str, LayerGradients], *, threshold: float | None = None) -> list[str]:
-    """Layers whose latest gradient has faded. With a threshold: below it. Else: far below the strongest layer, or exactly zero
+    """Layers whose latest gradient has faded. With a threshold: below it. Else: far below the strongest layer, or
+    exactly zero
     everywhere."""
     current = {name: one for name, one in layers.items() if one.norms and not is_bad(one.norms[-1])}
     if threshold is not None:
@@ -52,9 +54,11 @@ def exploding(layers: Mapping[str, LayerGradients], *, threshold: float | None =
         if not one.norms:
             continue
         latest = one.norms[-1]
-        if is_bad(latest) or (threshold is not None and latest > threshold):
-            found.append(name)
-        elif threshold is None and _outgrew_past(one.norms):
+        if (
+            is_bad(latest)
+            or (threshold is not None and latest > threshold)
+            or (threshold is None and _outgrew_past(one.norms))
+        ):
             found.append(name)
     return found
 
@@ -100,7 +104,8 @@ def trend(norms: Sequence[float]) -> str | None:
 
 
 def decay_per_layer(layers: Mapping[str, LayerGradients]) -> float | None:
-    """By which factor the gradient shrinks from one weight layer to the one before it (geometric mean), in the order given."""
+    """By which factor the gradient shrinks from one weight layer to the one before it (geometric mean), in the order
+    given."""
     rms = [one.rms() for one in layers.values() if one.is_weight and one.norms and not is_bad(one.norms[-1])]
     positive = [value for value in rms if value > 0]
     if len(positive) < 3:

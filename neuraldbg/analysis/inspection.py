@@ -17,9 +17,9 @@ from neuraldbg.analysis.results import (
     LayerHealth,
     LayerReport,
 )
-from neuraldbg.records import Site, SiteKind
+from neuraldbg.records import Kind, Site, SiteKind
 from neuraldbg.trace import Trace
-from neuraldbg.trace.tables import KIND_CODE, Kind
+from neuraldbg.trace.tables import KIND_CODE
 
 FAILURES: Final = (
     "vanishing_gradients",
@@ -46,7 +46,8 @@ def owner_path(parameter: str) -> str:
 
 
 def by_layer(gradients: Iterable[Any]) -> dict[str, list[Any]]:
-    """Gradients of parameters (anything with `.site`), put together by the layer that owns them. Raw tensors stand alone."""
+    """Gradients of parameters (anything with `.site`), put together by the layer that owns them. Raw tensors stand
+    alone."""
     layers: dict[str, list[Any]] = {}
     for one in gradients:
         name = owner_path(one.site.path) or one.site.path if one.site.model is not None else one.site.path
@@ -59,7 +60,7 @@ def gradient_record(step: int, parts: Sequence[Sequence[Any]]) -> GradientRecord
     count = sum(int(part[0]) for part in parts)
     bad = [sum(int(part[index]) for part in parts) for index in (7, 8)]
     finite = [part for part in parts if math.isfinite(part[5])]
-    if not count or not finite or sum(bad):
+    if not count or not finite or bad != [0, 0]:
         return GradientRecord(step, None, nan_count=bad[0], inf_count=bad[1])
     mean = sum(part[0] * part[1] for part in finite) / count
     square = sum(part[5] ** 2 for part in finite) / count
@@ -73,7 +74,8 @@ def gradient_record(step: int, parts: Sequence[Sequence[Any]]) -> GradientRecord
     )
 
 
-# -- from the trace ------------------------------------------------------------------------------------------------------
+# -- from the trace
+# ------------------------------------------------------------------------------------------------------
 
 
 def parameters_of(trace: Trace, layer: Site) -> list[Site]:
@@ -141,13 +143,15 @@ def _latest(trace: Trace, site: Site, kind: Kind) -> dict[str, Any] | None:
     return seen
 
 
-# -- health --------------------------------------------------------------------------------------------------------------
+# -- health
+# --------------------------------------------------------------------------------------------------------------
 
 
 def gradient_health(
     trace: Trace, *, vanishing: float | None = None, exploding: float | None = None
 ) -> GradientHealthReport:
-    """Every layer's gradients over the whole run, judged. `overall` is None-free: an empty run is healthy with score None."""
+    """Every layer's gradients over the whole run, judged. `overall` is None-free: an empty run is healthy with score
+    None."""
     layers = _layer_gradients(trace)
     faded = judge.vanishing(layers, threshold=vanishing)
     grown = judge.exploding(layers, threshold=exploding)
@@ -224,6 +228,6 @@ def _hypotheses(
 
 def _advice(faded: Sequence[str], grown: Sequence[str]) -> Iterable[str]:
     if faded:
-        yield "vanishing: a non-saturating activation (ReLU, GELU), normalisation, residual connections, or another initialisation"
+        yield "vanishing: ReLU or GELU instead of a saturating activation, normalisation, residual paths, other init"
     if grown:
         yield "exploding: a smaller learning rate, clip_grad_norm_, normalisation, or a check of the input scale"

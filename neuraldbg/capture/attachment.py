@@ -57,6 +57,8 @@ class Attachment:
         options = Options(budget=plan.budget, layers=plan.layers, recording=plan.recording, strict=plan.strict)
         self.capture = TorchCapture(self._open_writer, options)
         self._spawning = SpawnPatch(plan)
+        if not self.child:
+            _ = self.capture.core.recorder.writer  # before a child can take rank 0
 
     def _open_writer(self) -> TraceWriter | None:
         if self.child and _is_loader_worker():

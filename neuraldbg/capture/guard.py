@@ -54,5 +54,5 @@ def attempt(action: Callable[[], Any]) -> Any:
     """Ask something of a user's object (a property, a `__len__`, a repr) that may raise anything: None then."""
     try:
         return action()
-    except Exception:
+    except Exception:  # noqa: BLE001
         return None

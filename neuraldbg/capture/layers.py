@@ -23,5 +23,5 @@ def _one(pattern: str) -> Callable[[str, str], bool]:
             expression = re.compile(pattern)
         except re.error as error:
             raise UsageError(f"--layers {pattern!r} is no regular expression: {error}") from error
-        return lambda path, kind: expression.search(path) is not None
+        return lambda path, _: expression.search(path) is not None
     return lambda path, kind: fnmatchcase(path, pattern) or path.startswith(pattern + ".") or kind == pattern

@@ -28,4 +28,4 @@ def device_bytes() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
+    return sum(int(torch.cuda.memory_allocated(device)) for device in range(torch.cuda.device_count()))

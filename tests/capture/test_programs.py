@@ -1,4 +1,5 @@
-"""Programs as people write them: the right models, optimizers, loss kinds and steps, and the same results bit for bit."""
+"""Programs as people write them: the right models, optimizers, loss kinds and steps, and the same results bit for
+bit."""
 
 from __future__ import annotations
 

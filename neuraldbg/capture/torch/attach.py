@@ -35,7 +35,8 @@ from neuraldbg.trace import TraceWriter
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a process is watched. `budget` is a share of the step time; None = every step in full, 0 = the ledger only."""
+    """How a process is watched. `budget` is a share of the step time; None = every step in full, 0 = the ledger
+    only."""
 
     budget: float | None = 0.01
     layers: tuple[str, ...] = ()

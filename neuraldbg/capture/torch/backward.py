@@ -153,7 +153,8 @@ class BackwardWatch:
                 self.core.device.stats(tensor, deliver)
 
     def _look_for_old_gradients(self) -> None:
-        """After an update a backward should find no gradient, or zeros: the value is better evidence than counting calls."""
+        """After an update a backward should find no gradient, or zeros: the value is better evidence than counting
+        calls."""
         core = self.core
         if core.backwards == 0:
             return

@@ -17,7 +17,8 @@ _Forward = Callable[..., Any]
 
 
 class Bypass:
-    """After an update: a module that owns a parameter with a gradient has run. If its hooks never fired, it was called directly."""
+    """After an update: a module that owns a parameter with a gradient has run. If its hooks never fired, it was
+    called directly."""
 
     def __init__(self, core: Core, passes: PassWatch, patches: Patches) -> None:
         self.core = core
@@ -33,7 +34,7 @@ class Bypass:
                 continue
             self._wrapped.add(kind)
             self.patches.replace(kind, "forward", self._observing(kind.forward))
-            text = f"{kind.__name__}.forward() is called directly, past torch's hooks: watched through its class from here on"
+            text = f"{kind.__name__}.forward() is called directly, not through torch's hooks: watched by its class now"
             self.core.recorder.fact("note", level="info", text=text)
 
     def _after_update(self, step: int) -> None:

@@ -33,7 +33,8 @@ class _Flight:
 
 
 class DeviceQueue:
-    """Host tensors are read on the spot. Device tensors leave their numbers in a buffer on the device; the buffer is copied
+    """Host tensors are read on the spot. Device tensors leave their numbers in a buffer on the device; the buffer is
+    copied
     asynchronously, and its numbers are handed over by a later `poll`."""
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ class DeviceQueue:
         with torch.cuda.device(buffer.rows.device):
             host = torch.empty((buffer.used, _WIDTH), dtype=torch.float64, pin_memory=True)
             host.copy_(buffer.rows[: buffer.used], non_blocking=True)
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         self._flights.append(_Flight(host, done, buffer.waiting))
         buffer.used, buffer.waiting = 0, []

@@ -1,4 +1,5 @@
-"""Floating-point operations of one forward call, from shapes alone. Unknown module types have none (None), never a guess."""
+"""Floating-point operations of one forward call, from shapes alone. Unknown module types have none (None), never a
+guess."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def _recurrent(module: Any, out: Tensor) -> int:
 
 
 def _per_element(cost: int) -> Callable[[Any, Tensor], int]:
-    return lambda module, out: cost * out.numel()
+    return lambda _, out: cost * out.numel()
 
 
 def _pooling(module: Any, out: Tensor) -> int:

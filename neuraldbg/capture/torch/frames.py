@@ -65,7 +65,8 @@ class Frames:
         return None if frame is None else f"{self.display(frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def names_of(self, target: object, depth: int = 1) -> list[str]:
-        """What user code calls `target`, best first: outer frames before inner ones (there names are widest known), and in each
+        """What user code calls `target`, best first: outer frames before inner ones (there names are widest known),
+        and in each
         a plain variable before an attribute before an entry of a list or dict."""
         names: list[str] = []
         for frame in reversed(list(self.user_frames(depth + 1))):

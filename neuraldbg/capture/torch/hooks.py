@@ -1,19 +1,21 @@
 """Forward passes, seen through torch's global module hooks.
 
-Global hooks and not hooks on each module: nn.TransformerEncoderLayer looks for per-module hooks and leaves its fused inference path when
-it finds one, which changes results in the last bits. The first line of each hook is the compile guard: Dynamo traces into hooks.
+Global hooks and not hooks on each module: nn.TransformerEncoderLayer looks for per-module hooks and leaves its fused
+inference path when
+it finds one, which changes results in the last bits. The first line of each hook is the compile guard: Dynamo traces
+into hooks.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import unserializable_hook
 
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
@@ -96,7 +98,7 @@ class PassWatch:
             self.layer_seen(module, own_pass, (start_ns, duration), (args, *rest), len(stack))
         if not stack:
             local.own_pass = None
-            self.end(own_pass, module, args, rest)
+            self.end(own_pass, rest)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +140,6 @@ class PassWatch:
 
     def _inputs(self, one: Pass, args: Any, kwargs: Any) -> int:
         """Statistics of the inputs on a sampled step, and the identity of the batch on every one."""
-        core = self.core
         digest = 0
         for slot, tensor in enumerate(tensors((args, kwargs))):
             if slot >= 16:
@@ -149,7 +150,7 @@ class PassWatch:
                 self._stats(tensor, one.model.site, (Kind.INPUT, self._phase(one), slot, one.id))
         return digest
 
-    def _end(self, one: Pass, module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
+    def _end(self, one: Pass, rest: tuple[Any, ...]) -> None:
         core = self.core
         start = now_ns()
         finished = len(rest) == 2
@@ -168,14 +169,13 @@ class PassWatch:
     def _mark_when_trained(self, one: Pass, tensor: Tensor) -> None:
         recorder = self.core.recorder
 
-        @unserializable_hook
         def arrived(_: Tensor) -> None:
             if not one.trained and self.core.on:
                 one.trained = True
                 recorder.call(Call.PASS_TRAIN, one.model.site, pass_id=one.id)
 
-        tensor.register_hook(arrived)
-        node = tensor.grad_fn
+        _hook(tensor, arrived)
+        node: Any = tensor.grad_fn
         if node is not None:
             node.metadata["neuraldbg_pass"] = one.id  # dies with the graph; a grad_fn is never held
             if tensor.numel() == 1:
@@ -274,12 +274,11 @@ class PassWatch:
 
         shielded = core.guard.shield("gradients")(observe)
 
-        @unserializable_hook
         def arrived(gradient: Tensor) -> None:
             if core.on:
                 shielded(gradient)
 
-        tensor.register_hook(arrived)
+        _hook(tensor, arrived)
 
     def _charge_backward(self, last: tuple[Layer, int, Pass], now: int) -> None:
         """The time since the previous output gradient arrived belongs to the layer whose gradient that was."""
@@ -308,3 +307,9 @@ class PassWatch:
 
     def _phase(self, one: Pass) -> Phase:
         return Phase.FORWARD if one.grad else Phase.EVAL
+
+
+def _hook(tensor: Any, observe: Callable[[Tensor], None]) -> None:
+    """A gradient hook that torch.save does not warn about."""
+    observe.__torch_unserializable__ = True  # type: ignore[attr-defined]
+    tensor.register_hook(observe)

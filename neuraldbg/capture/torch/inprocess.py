@@ -24,7 +24,8 @@ class Gradient:
 
 
 def gradients_now_sync(capture: TorchCapture) -> list[Gradient]:
-    """Statistics of every gradient that is there at this moment; written to the trace as well where the step was not sampled."""
+    """Statistics of every gradient that is there at this moment; written to the trace as well where the step was not
+    sampled."""
     recorder = capture.core.recorder
     step = max(recorder.step - 1, 0)
     found = []

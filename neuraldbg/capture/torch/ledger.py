@@ -1,4 +1,5 @@
-"""The smaller calls of a training loop, each written down with its line: zero_grad, clip, unscale, schedulers, loaded states."""
+"""The smaller calls of a training loop, each written down with its line: zero_grad, clip, unscale, schedulers,
+loaded states."""
 
 from __future__ import annotations
 
@@ -45,21 +46,21 @@ class Ledger:
         return call
 
     def optimizer_zero_grad(self, original: _Original) -> _Original:
-        def note(_: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        def note(_: Any, optimizer: Optimizer, *_args: Any, **_kwargs: Any) -> None:
             one = self.updates.optimizers.get(optimizer)
             self.core.recorder.call(Call.ZERO_GRAD, -1 if one is None else one.site, source=self._line())
 
         return self._noted(original, note)
 
     def module_zero_grad(self, original: _Original) -> _Original:
-        def note(_: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        def note(_: Any, module: nn.Module, *_args: Any, **_kwargs: Any) -> None:
             model = self.core.tree.models.get(module)
             self.core.recorder.call(Call.ZERO_GRAD, -1 if model is None else model.site, source=self._line())
 
         return self._noted(original, note)
 
     def clip(self, original: _Original) -> _Original:
-        def note(norm: Any, parameters: Any, limit: Any = None, *args: Any, **kwargs: Any) -> None:
+        def note(norm: Any, _: Any = None, limit: Any = None, *_args: Any, **kwargs: Any) -> None:
             limit = kwargs.get("max_norm", kwargs.get("clip_value", limit))
             recorder, line, step = self.core.recorder, self._line(), self.core.recorder.step
 
@@ -74,13 +75,13 @@ class Ledger:
         return self._noted(original, note)
 
     def unscale(self, original: _Original) -> _Original:
-        def note(_: Any, scaler: Any, optimizer: Optimizer, *args: Any) -> None:
+        def note(_: Any, _scaler: Any, optimizer: Optimizer) -> None:
             self.core.recorder.call(Call.UNSCALE, self.updates.known(optimizer).site, source=self._line())
 
         return self._noted(original, note)
 
     def scheduler_step(self, original: _Original) -> _Original:
-        def note(_: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        def note(_: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
             optimizer = getattr(scheduler, "optimizer", None)
             if not isinstance(optimizer, Optimizer) or getattr(scheduler, "_step_count", 2) <= 1:
                 return  # the first step is taken by the constructor
@@ -91,7 +92,7 @@ class Ledger:
         return self._noted(original, note)
 
     def load_state(self, original: _Original) -> _Original:
-        def note(_: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        def note(_: Any, owner: Any, *_args: Any, **_kwargs: Any) -> None:
             site = -1
             if isinstance(owner, Optimizer):
                 known = self.updates.optimizers.get(owner)

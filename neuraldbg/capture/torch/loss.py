@@ -97,7 +97,8 @@ def bare(node: Any) -> str:
 
 
 def anatomy_of(loss: Tensor) -> LossAnatomy:
-    """Walk from the loss down to the outputs of passes. Nothing of the graph is held afterwards but saved loss inputs and targets."""
+    """Walk from the loss down to the outputs of passes. Nothing of the graph is held afterwards but saved loss
+    inputs and targets."""
     result = LossAnatomy()
     root = loss.grad_fn
     if root is None:
@@ -217,7 +218,7 @@ def _absolute_difference(node: Any, name: str, path: tuple[str, ...]) -> Term | 
     return None
 
 
-def _soft_labels(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
+def _soft_labels(_: Any, name: str, path: tuple[str, ...]) -> Term | None:
     """log_softmax times something, summed: cross-entropy with probabilities, or a KL divergence."""
     if name != "LogSoftmaxBackward" or "MulBackward" not in path[-3:]:
         return None

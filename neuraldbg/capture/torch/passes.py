@@ -1,4 +1,5 @@
-"""One root forward, recorded so that it can be run again: RNG, inputs, flags, autocast, buffers, hash of the outputs."""
+"""One root forward, recorded so that it can be run again: RNG, inputs, flags, autocast, buffers, hash of the
+outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class RngState:
     def take(cls) -> RngState:
         numpy = sys.modules.get("numpy")
         cuda = None
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             cuda = tuple(torch.cuda.get_rng_state(device) for device in range(torch.cuda.device_count()))
         state = None if numpy is None else numpy.random.get_state()
         return cls(torch.get_rng_state(), random.getstate(), state, cuda)
@@ -94,8 +95,7 @@ class PassRecord:
     @property
     def intact(self) -> bool:
         """False when an input that was kept by reference has been written to since."""
-        kept = [leaf for leaf in leaves((self.args, self.kwargs), KeptTensor)]
-        return all(leaf.intact for leaf in kept)
+        return all(leaf.intact for leaf in leaves((self.args, self.kwargs), KeptTensor))
 
     def rerun(self, entry: Callable[..., Any], root: nn.Module) -> Any:
         """Run the pass again and return its outputs. Parameters are the live ones; everything else the pass touches

@@ -21,7 +21,8 @@ _CALL = {call: CALL_CODE[call] for call in Call}
 
 
 class Recorder:
-    """Owns the numbering of one process: steps, sequence numbers, sites, source lines. Opens the trace at the first fact."""
+    """Owns the numbering of one process: steps, sequence numbers, sites, source lines. Opens the trace at the first
+    fact."""
 
     def __init__(self, open_writer: Callable[[], TraceWriter | None]) -> None:
         self._open_writer = open_writer

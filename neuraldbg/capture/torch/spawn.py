@@ -1,4 +1,5 @@
-"""Children of a spawn are watched too: what multiprocessing sends them first carries one object that attaches on arrival."""
+"""Children of a spawn are watched too: what multiprocessing sends them first carries one object that attaches on
+arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Statistics of one tensor behind one interface: plain torch operations here, faster kernels behind the same names later.
+"""Statistics of one tensor behind one interface: plain torch operations here, faster kernels behind the same names
+later.
 
 A `Measured` tuple is what the columns count..digest of the stats table hold. Never raises for odd tensors: what has no
 values to speak of (meta, quantised, empty) gives None.
@@ -121,7 +122,8 @@ def from_device_row(row: Any) -> Measured:
 
 
 def identity_of(tensor: Tensor) -> int:
-    """A 64-bit hash by which a batch is recognised when it comes again: shape, type and up to 1,024 evenly spread elements."""
+    """A 64-bit hash by which a batch is recognised when it comes again: shape, type and up to 1,024 evenly spread
+    elements."""
     bits = _bits(tensor)
     if bits is None:
         return 0
@@ -132,7 +134,8 @@ def identity_of(tensor: Tensor) -> int:
 
 
 def digest_of(tensor: Tensor) -> int:
-    """Position-sensitive 64-bit hash of all of a host tensor's bits, shape and type; 0 when it has none that can be read here.
+    """Position-sensitive 64-bit hash of all of a host tensor's bits, shape and type; 0 when it has none that can be
+    read here.
 
     `sum(bits[i] * odd(i))` modulo 2^64: a single changed element always changes it, moved elements practically always.
     """

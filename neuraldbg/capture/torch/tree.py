@@ -74,7 +74,7 @@ class ModuleTree:
 
     # -- links -----------------------------------------------------------------------------------------------------
 
-    def child_registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    def child_registered(self, parent: nn.Module, _: str, child: nn.Module | None) -> None:
         if child is None:
             return
         self._parent.setdefault(child, weakref.ref(parent))
@@ -245,7 +245,8 @@ def _strip(path: str) -> str:
 
 
 def _holds_modules(root: nn.Module) -> bool:
-    """Whether a module without registered parameters keeps modules in plain lists or attributes (forward-forward style)."""
+    """Whether a module without registered parameters keeps modules in plain lists or attributes (forward-forward
+    style)."""
     for value in vars(root).values():
         if isinstance(value, nn.Module):
             return True

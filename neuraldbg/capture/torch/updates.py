@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ class UpdateWatch:
             tree.walk(tree.top(model))
         return any(parameter in tree.parameter_site for parameter in owned(optimizer))
 
-    def pre_hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def pre_hook(self, optimizer: Optimizer, *_: Any) -> None:
         core = self.core
         if torch.compiler.is_compiling() or not core.on or core.in_step is not None:
             return
@@ -111,7 +112,7 @@ class UpdateWatch:
         core.local.stack.clear()  # a KeyboardInterrupt inside a forward leaves entries behind
         self._began(optimizer)
 
-    def post_hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def post_hook(self, optimizer: Optimizer, *_: Any) -> None:
         core = self.core
         if torch.compiler.is_compiling() or not core.on or core.in_step is not optimizer:
             return
@@ -239,7 +240,8 @@ class UpdateWatch:
             self._kept = self.sweep.before(trainable) if self.core.sampling else None
 
     def look_for_manual_update(self) -> None:
-        """After a backward and without an optimizer: have two small parameters changed their values? (`p.data.add_` does not
+        """After a backward and without an optimizer: have two small parameters changed their values? (`p.data.add_`
+        does not
         move version counters, so values are compared.)"""
         if not self._fingerprint or self.core.in_step is not None or self.stepped or self.core.in_backward:
             return
@@ -255,10 +257,11 @@ class UpdateWatch:
                 return
 
     def finish(self) -> None:
-        """At the end: the last manual update has no pass or backward after it; optimizers that never stepped are named too."""
+        """At the end: the last manual update has no pass or backward after it; optimizers that never stepped are
+        named too."""
         self.look_for_manual_update()
         for optimizer in list(self.unnamed):
-            attempt(lambda optimizer=optimizer: self.known(optimizer))
+            attempt(partial(self.known, optimizer))
 
 
 def _head(tensor: Tensor) -> Tensor:
@@ -295,7 +298,9 @@ def _scale(scaler: Any) -> float:
 
 
 def _hyper(group: dict[str, Any]) -> dict[str, Any]:
-    plain = {key: value for key, value in group.items() if isinstance(value, bool | int | float | str) or value is None}
+    plain: dict[str, Any] = {
+        key: value for key, value in group.items() if isinstance(value, bool | int | float | str) or value is None
+    }
     if isinstance(group.get("betas"), tuple):
         plain["betas"] = [_number(beta) for beta in group["betas"]]
     if isinstance(group.get("lr"), Tensor):
