@@ -239,14 +239,16 @@ class TraceWriter:
         return True
 
     def _drain_sources(self) -> None:
+        """Asks every source. Rows that fit no table are lost, as `.error` says; any other failure is its owner's."""
         self._draining = threading.get_ident()
-        for drain in list(self._sources):
-            try:
-                drain(self)
-            except Exception as error:  # noqa: BLE001 - not our code, and the flush thread must live
-                self._sources.remove(drain)
-                self.error = f"{drain!r} failed and is no longer asked for rows: {error!r}"
-        self._draining = 0
+        try:
+            for drain in self._sources:
+                try:
+                    drain(self)
+                except (TypeError, ValueError, OverflowError) as error:
+                    self.error = f"rows that do not fit their table were lost: {error}"
+        finally:
+            self._draining = 0
 
     def _append_while_writing(self, lane: _Lane, rows: NDArray[np.void]) -> int:
         """A source may hand over more than the ring holds: the thread that would empty it is the one that asks."""

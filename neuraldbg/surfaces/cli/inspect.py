@@ -49,12 +49,15 @@ def _open(run: str | None, layer: str | None) -> tuple[Path, Trace, str | None]:
             raise
         try:
             run_dir, trace = open_run(None)
-            trace.site(run)
         except UsageError:
-            pass
-        else:
-            return run_dir, trace, run
-        raise
+            run_dir = None
+        if run_dir is None:
+            raise
+        try:
+            trace.site(run)
+        except UnknownName as error:
+            raise UsageError(f"{run!r} is neither a run nor a layer of {run_dir}: {error}") from error
+        return run_dir, trace, run
 
 
 def _list(trace: Trace, run_dir: Path, *, as_json: bool) -> int:
