@@ -1,4 +1,4 @@
-"""Hashes that tell equal tensors from others: of every bit (`digest_of`), and of a batch by a sample (`identity_of`)."""
+"""Hashes that tell equal tensors from others: of every bit (`digest_of`), of a batch by a sample (`identity_of`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_two_swapped_elements_change_the_digest(dtype: torch.dtype, size: int, s
     assert (digest_of(swapped) == digest_of(tensor)) == bool(tensor[one] == tensor[other])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_changed_signs_change_the_digest(dtype: torch.dtype) -> None:
     """In float64 the sign is the highest bit: a sum of products modulo 2^64 loses it wherever two of them change."""
     tensor = torch.arange(1, 9, dtype=dtype)
@@ -57,7 +57,7 @@ def test_changed_signs_change_the_digest(dtype: torch.dtype) -> None:
     assert digest_of(torch.tensor([1, -1], dtype=dtype)) != digest_of(torch.tensor([-1, 1], dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_powers_of_two_far_apart_may_not_be_swapped(dtype: torch.dtype) -> None:
     """Their bits differ in the exponent only, so that all information sits in the high bits."""
     tensor = torch.ones(3 * 4096, dtype=dtype)

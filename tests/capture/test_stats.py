@@ -88,7 +88,9 @@ def test_integers_are_measured_exactly(values: list[int], dtype: torch.dtype) ->
     assert_same(on_device(tensor), truth_of(tensor))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+)
 def test_rare_types_are_measured_too(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0.0, 1.0, 2.0, 4.0]).to(dtype)
     assert_same(measure(tensor), truth_of(torch.tensor([0.0, 1.0, 2.0, 4.0])))
@@ -130,7 +132,7 @@ def test_a_vanishing_gradient_is_small_and_not_zero(size: float) -> None:
     assert_same(measure(tensor), truth_of(tensor))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_largest_values_do_not_overflow(dtype: torch.dtype) -> None:
     """Up to 1e150 in float64, where the squares still fit."""
     top = min(torch.finfo(dtype).max, 1e150)
