@@ -26,7 +26,7 @@ from neuraldbg.trace.rundir import claim_rank
 from neuraldbg.trace.tables import CALL_CODE, TABLES
 
 SEGMENT_BYTES: Final = 64_000_000
-JOURNAL_BELOW_ROWS: Final = 4_096  # a smaller flush goes to the journal first
+JOURNAL_BELOW_ROWS: Final = 1_024  # a smaller flush goes to the journal first
 CONSOLIDATE_ROWS: Final = 8_192  # journalled rows of a table that become one chunk of a segment
 SMALLEST_CHUNK_ROWS: Final = 512  # what a full disk is tried with
 FACTS_BUFFER_BYTES: Final = 16_000_000

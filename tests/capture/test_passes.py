@@ -66,11 +66,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded() -> None:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    yield
 
 
 @contextmanager
@@ -187,6 +186,16 @@ def test_gradients_of_a_second_run_are_the_same() -> None:
     assert same(first, again)
 
 
+def test_a_second_run_between_forward_and_backward_does_not_break_the_backward() -> None:
+    """Writing into a buffer that the user's graph has saved would: torch counts such writes."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8).eval(), nn.BatchNorm1d(8))
+    record = PassRecord.take(model, (X,), {}, backwards=0)
+    loss = model(X).square().sum()
+    record.rerun(model, model)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
 
@@ -205,9 +214,7 @@ def test_large_inputs_are_kept_by_reference_and_a_write_is_noticed(where: str) -
     args = {"argument": (large,), "nested": ([{"x": (large,)}],)}.get(where, ())
     kwargs = {"x": large} if where == "keyword" else {}
     record = PassRecord.take(nn.Identity(), args, kwargs, backwards=0)
-    held = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     assert record.intact
-    assert held == 0
     large[7] = 1.0
     assert not record.intact
 
@@ -296,7 +303,7 @@ def test_a_model_that_has_grown_since_says_so_and_is_left_as_it_was() -> None:
     record = PassRecord.take(model, (X,), {}, backwards=0)
     model.append(nn.BatchNorm1d(8))
     model.eval()
-    with untouched(model), pytest.raises(Exception):  # noqa: B017, PT011
+    with untouched(model), pytest.raises(Exception):  # noqa: B017
         record.rerun(model, model)
 
 

@@ -131,11 +131,13 @@ def test_a_journal_that_vanishes_between_listing_and_opening_costs_no_row(
 ) -> None:
     run = new_run(tmp_path)
     writer = TraceWriter(run, threaded=False)
-    writer.append("stats", stats(0, 4000))
-    writer.flush()
+    for first in range(0, 4000, 1000):
+        writer.append("stats", stats(first, 1000))
+        writer.flush()
     trace = open_trace(run)
-    writer.append("stats", stats(4000, 4000))
-    writer.flush()
+    for first in range(4000, 8000, 1000):
+        writer.append("stats", stats(first, 1000))
+        writer.flush()
     real_listing = os.listdir
 
     def listing_then_consolidation(path: Path) -> list[str]:

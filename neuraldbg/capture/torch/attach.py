@@ -93,7 +93,9 @@ class TorchCapture:
         handle(torch_module.register_module_module_registration_hook(_returning_none(registered, self.core)))
         self.patches.replace(torch_module, "_has_any_global_hook", _foreign_global_hooks)
         handle(torch_module.register_module_forward_pre_hook(self.passes.pre_hook))
-        handle(torch_module.register_module_forward_hook(self.passes.post_hook, with_kwargs=True, always_call=True))
+        after = torch_module.register_module_forward_hook(self.passes.post_hook, with_kwargs=True, always_call=True)
+        handle(after)
+        self.patches.undo(torch_module._global_forward_hooks_with_kwargs.pop, after.id, None)  # torch leaves it behind
 
     def _install_optimizer_hooks(self) -> None:
         handle, replace = self.patches.handle, self.patches.replace
@@ -155,9 +157,9 @@ class TorchCapture:
             finish(part)()
         self.core.on = False
         self.patches.close()
-        dropped = {table: count for table, count in self.core.recorder.staging.dropped.items() if count}
-        ending = {"steps": self.core.recorder.step, "backwards": self.core.backwards, "dropped": dropped, **end}
-        self.core.recorder.close([("overhead", self.overhead()), ("end", ending)])
+        recorder = self.core.recorder
+        ending = {"steps": recorder.step, "backwards": self.core.backwards, "dropped": recorder.dropped(), **end}
+        recorder.close([("overhead", self.overhead()), ("end", ending)])
 
     def forget(self) -> None:
         """In a forked child: hooks stay in place but do nothing, and nothing is written."""

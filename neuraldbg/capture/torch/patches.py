@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,6 +22,10 @@ class Patches:
     def handle(self, handle: Any) -> None:
         """A RemovableHandle of torch."""
         self._undo.callback(handle.remove)
+
+    def undo(self, action: Callable[..., Any], *args: Any) -> None:
+        """Something to be done at the end."""
+        self._undo.callback(action, *args)
 
     def close(self) -> None:
         self._undo.close()

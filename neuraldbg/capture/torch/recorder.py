@@ -131,6 +131,13 @@ class Recorder:
         head = (self.step, self.next_seq(), site, pass_id, PHASE_CODE[phase], min(depth, 255))
         self.staging.spans((*head, *times, size.get("host_bytes", -1), size.get("device_bytes", -1)))
 
+    def dropped(self) -> dict[str, int]:
+        """Rows lost so far, on the way to the trace and in it."""
+        lost = dict(self.staging.dropped)
+        for table, count in (self._writer.dropped if self._writer is not None else {}).items():
+            lost[table] = lost.get(table, 0) + count
+        return lost
+
     # -- end -------------------------------------------------------------------------------------------------------
 
     def close(self, facts: Iterable[tuple[str, dict[str, Any]]] = ()) -> None:

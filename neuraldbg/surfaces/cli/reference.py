@@ -1,4 +1,4 @@
-"""The CLI page of the documentation, written from the commands themselves: `python -m neuraldbg.surfaces.cli.reference`."""
+"""The CLI page of the documentation, written from the commands themselves by `make docs`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from neuraldbg.surfaces.cli import COMMANDS, cli
 
 _HEAD = """# Command line
 
-`neural` and `neuraldbg` are one program; `python -m neuraldbg train.py` is `neural debug train.py`. This page is generated from the
-commands: `make docs` writes it.
+`neural` and `neuraldbg` are one program; `python -m neuraldbg train.py` is `neural debug train.py`. This page is
+generated from the commands: `make docs` writes it.
 
-Exit codes: the script's own code when it is not 0; else 0. With `--fail-on`: 6 = unhealthy, 7 = could not judge. A usage error or a missing
-script: 2. Every other exit of ours that is not 0 prints one line on stderr that says why.
+Exit codes: the script's own code when it is not 0; else 0. With `--fail-on`: 6 = unhealthy, 7 = could not judge. A
+usage error or a missing script: 2. Every other exit of ours that is not 0 prints one line on stderr that says why.
 """
 
 

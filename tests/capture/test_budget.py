@@ -1,0 +1,91 @@
+"""The share of time the debugger may take decides which steps are watched in full."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from neuraldbg.capture.budget import FIRST_IN_FULL, LONGEST_PERIOD, SamplingBudget
+
+MS = 1_000_000
+
+
+def steps(budget: SamplingBudget, count: int, *, bare_ms: float, full_ms: float, quiet_ms: float = 0.0) -> list[int]:
+    """Runs `count` steps of a given length; the numbers of those that were watched in full."""
+    found = []
+    for _ in range(count):
+        own = int((full_ms if budget.full else quiet_ms) * MS)
+        if budget.full:
+            found.append(budget.steps)
+        budget.step_done(wall_ns=int(bare_ms * MS) + own, own_ns=own)
+    return found
+
+
+@pytest.mark.parametrize("full_ms", [0.001, 1.0, 1000.0])
+def test_the_first_steps_are_watched_in_full_whatever_they_cost(full_ms: float) -> None:
+    assert steps(SamplingBudget(0.01), 30, bare_ms=10, full_ms=full_ms)[:20] == list(range(20))
+
+
+@pytest.mark.parametrize(("full_ms", "period"), [(1.0, 20), (5.0, 100), (10.0, 200)])
+def test_then_the_period_follows_from_the_cost(full_ms: float, period: int) -> None:
+    """1 % of 10 ms is 0.1 ms a step; half of it is for full looks."""
+    budget = SamplingBudget(0.01)
+    looked = steps(budget, 20 + 5 * period, bare_ms=10, full_ms=full_ms)[20:]
+    gaps = [after - before for before, after in pairwise(looked)]
+    assert gaps
+    assert all(abs(gap - period) <= 1 for gap in gaps)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
+def test_the_share_is_kept_in_the_long_run(share: float) -> None:
+    budget = SamplingBudget(share)
+    steps(budget, 20_000, bare_ms=10, full_ms=3, quiet_ms=0.0005)
+    assert budget.ratio_after_start is not None
+    assert budget.ratio_after_start <= share
+
+
+def test_a_cheap_look_is_taken_at_every_step() -> None:
+    assert len(steps(SamplingBudget(0.1), 100, bare_ms=100, full_ms=0.01)) == 100
+
+
+def test_even_a_hopeless_budget_looks_now_and_then() -> None:
+    looked = steps(SamplingBudget(0.01), 3 * LONGEST_PERIOD, bare_ms=0.001, full_ms=50, quiet_ms=1)
+    assert len(looked) > FIRST_IN_FULL
+    assert max(b - a for a, b in pairwise(looked)) <= LONGEST_PERIOD
+
+
+def test_the_period_adapts_when_steps_become_longer() -> None:
+    budget = SamplingBudget(0.01)
+    steps(budget, 500, bare_ms=1, full_ms=2)
+    short = budget.period
+    steps(budget, 500, bare_ms=100, full_ms=2)
+    assert budget.period < short / 10
+
+
+def test_full_means_every_step_and_zero_means_none() -> None:
+    assert len(steps(SamplingBudget(None), 50, bare_ms=1, full_ms=9)) == 50
+    off = SamplingBudget(0.0)
+    assert steps(off, 50, bare_ms=1, full_ms=9) == []
+    assert not off.watching
+
+
+def test_looks_at_gradient_norms_have_their_own_half() -> None:
+    budget = SamplingBudget(0.01)
+    watched = 0
+    for _ in range(2000):
+        own = 3 * MS if budget.full else 0
+        if budget.watching:
+            watched += 1
+            budget.watch_cost(MS // 10)
+            own += MS // 10
+        budget.step_done(wall_ns=10 * MS + own, own_ns=own)
+    assert 2000 / 2.5 < watched < 2000 / 1.5
+    assert budget.ratio_after_start is not None
+    assert budget.ratio_after_start <= 0.0115
+
+
+def test_nothing_is_claimed_before_there_are_steps() -> None:
+    budget = SamplingBudget(0.01)
+    assert budget.ratio is None
+    assert budget.ratio_after_start is None
