@@ -16,7 +16,7 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	-$(BIN)/neural debug examples/diverging.py
+	$(BIN)/neural debug examples/diverging.py
 
 test: lint types unit
 

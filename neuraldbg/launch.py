@@ -17,6 +17,7 @@ from pathlib import Path
 
 from neuraldbg.capture.attachment import Attachment, Plan
 from neuraldbg.config import parse_budget
+from neuraldbg.config.installation import namesake_notes, refuse_namesake
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, load_module, load_script
 from neuraldbg.trace import create_run
@@ -44,6 +45,9 @@ class Request:
 
 def run(request: Request) -> int:
     """Run the target to its end, have the verdict printed, and return the script's own exit code."""
+    refuse_namesake()
+    for note in namesake_notes():
+        print(f"neuraldbg: {note}", file=sys.stderr)
     own_path = list(sys.path)
     program = load_module(request.target, request.args) if request.module else load_script(request.target, request.args)
     budget = parse_budget(request.budget)

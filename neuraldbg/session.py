@@ -23,6 +23,7 @@ from neuraldbg.analysis.results import (
 )
 from neuraldbg.analysis.summary import summarise
 from neuraldbg.config import parse_budget
+from neuraldbg.config.installation import refuse_namesake
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 from neuraldbg.records import RunInfo
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
@@ -85,6 +86,7 @@ class NeuralDbg:
 
         if self._capture is not None:
             return self
+        refuse_namesake()
         info = self._info()
         self._run_dir = create_run(info, out=self._out)
         writer = TraceWriter(self._run_dir)

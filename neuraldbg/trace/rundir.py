@@ -8,10 +8,10 @@ import re
 import sys
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from neuraldbg.config.installation import own_version
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.records import RunInfo
 
@@ -120,10 +120,3 @@ def new_run_info(command: tuple[str, ...], *, script: str | None, budget: str) -
         pid=os.getpid(),
         budget=budget,
     )
-
-
-def own_version() -> str:
-    try:
-        return version("neural-debugger")
-    except PackageNotFoundError:
-        return "unknown"
