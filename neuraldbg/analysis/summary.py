@@ -42,6 +42,7 @@ class Overhead:
     sampled_steps: int | None
     total_steps: int | None
     dropped_rows: int
+    ratio_after_start: float | None = None  # the same without the first updates, which are measured in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,4 +233,5 @@ def _overhead(trace: Trace) -> Overhead:
         sampled_steps=last.get("sampled_steps"),
         total_steps=last.get("total_steps"),
         dropped_rows=sum(trace.dropped.values()),
+        ratio_after_start=last.get("ratio_after_start"),
     )

@@ -132,6 +132,8 @@ def _conclude(run_dir: Path, options: argparse.Namespace) -> int:
         from neuraldbg.surfaces.terminal.console import make_console
         from neuraldbg.surfaces.terminal.report import render_report
 
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # a progress bar may have left its line open
         render_report(summary, make_console(sys.stderr), run_dir=run_dir)
     if options.export:
         from neuraldbg.errors import UsageError

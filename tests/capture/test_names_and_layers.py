@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,13 +81,16 @@ def test_a_data_parallel_wrapper_is_taken_off(tmp_path: Path) -> None:
 
 
 def test_behind_a_wrapper_every_pass_is_measured_once(tmp_path: Path) -> None:
-    parallel = nn.DataParallel(Encoder())
-    with watching(tmp_path):
-        train(parallel, 1)
-    with trace_of(tmp_path) as trace:
-        [model] = [site for site in trace.sites if site.kind is SiteKind.MODEL]
-        spans = trace.table("spans", columns=["site", "phase"], site=model.id)
-    assert len(spans["site"]) == 1
+    def rows(name: str, wrap: Any) -> list[int]:
+        with watching(tmp_path / name):
+            train(wrap(Encoder()), 1)
+        with trace_of(tmp_path / name) as trace:
+            [model] = [site.id for site in trace.sites if site.kind is SiteKind.MODEL]
+            return [
+                len(trace.table(table, columns=["site"], site=model)["site"]) for table in ("spans", "stats", "calls")
+            ]
+
+    assert rows("wrapped", nn.DataParallel) == rows("plain", lambda model: model)
 
 
 def test_a_compiled_model_gives_the_same_without_a_warning(tmp_path: Path) -> None:

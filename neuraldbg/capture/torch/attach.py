@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.capture.torch.updates import UpdateWatch
 from neuraldbg.trace import TraceWriter
+
+OVERHEAD_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class TorchCapture:
         self.ledger = Ledger(self.core, self.updates)
         self.bypass = Bypass(self.core, self.passes, self.patches)
         self.updates.on_update.append(self.bypass.after_update)
+        self.updates.on_update.append(self._report_overhead)
+        self._reported_at = time.monotonic()
         self._closed = False
         self._install()
 
@@ -125,6 +130,13 @@ class TorchCapture:
             replace(torch.nn.utils.clip_grad, name, clip)
         for scheduler in scheduler_classes():
             replace(scheduler, "step", ledger.scheduler_step(vars(scheduler)["step"]))
+
+    def _report_overhead(self, _: int) -> None:
+        """Now and then, so that a killed run can tell as well."""
+        now = time.monotonic()
+        if now - self._reported_at > OVERHEAD_EVERY_S:
+            self._reported_at = now
+            self.core.recorder.fact("overhead", **self.overhead())
 
     @property
     def last_step_sampled(self) -> bool:

@@ -39,6 +39,7 @@ class Pass:
     start_ns: int
     source: int
     sampled: bool
+    own_before: int = 0  # our own time when it began
     updates_seen: int = 0
     trained: bool = False
     record: PassRecord | None = None
@@ -135,7 +136,9 @@ class PassWatch:
             one.record = PassRecord.take(root, args, kwargs, backwards=core.backwards)
             one.entry_module = module
             self.current.append(one)
-        core.own_ns += now_ns() - start
+        one.start_ns = now_ns()
+        core.own_ns += one.start_ns - start
+        one.own_before = core.own_ns
         return one
 
     def _inputs(self, one: Pass, args: Any, kwargs: Any) -> int:
@@ -162,7 +165,7 @@ class PassWatch:
                 self._mark_when_trained(one, tensor)
             self._keep_open(one)
         if one.sampled:
-            times = (one.start_ns, start - one.start_ns)
+            times = (one.start_ns, start - one.start_ns - (core.own_ns - one.own_before))
             core.recorder.span(one.model.site, self._phase(one), times, pass_id=one.id)
         core.own_ns += now_ns() - start
 

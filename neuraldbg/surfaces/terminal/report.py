@@ -147,8 +147,11 @@ def _overhead(summary: RunSummary) -> str:
     if cost.ratio is None:
         return "not measured"
     known = cost.sampled_steps is not None and cost.total_steps is not None
-    return percent(cost.ratio) + (
-        f", {cost.sampled_steps:,} of {cost.total_steps:,} steps measured in full" if known else ""
+    later = cost.ratio_after_start
+    return (
+        percent(cost.ratio)
+        + (f" ({percent(later)} after the first 20 updates)" if later is not None else "")
+        + (f", {cost.sampled_steps:,} of {cost.total_steps:,} steps measured in full" if known else "")
     )
 
 
