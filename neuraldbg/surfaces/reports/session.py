@@ -48,7 +48,6 @@ def session_of(summary: RunSummary) -> dict[str, Any]:
             "series": {name: [list(point) for point in points] for name, points in summary.series.items()},
             "overhead": {
                 "ratio": overhead.ratio,
-                "ratio_after_start": overhead.ratio_after_start,
                 "sampled_steps": overhead.sampled_steps,
                 "dropped_rows": overhead.dropped_rows,
             },
