@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from neuraldbg.capture.staging import Staging
@@ -34,7 +34,7 @@ class Recorder:
         self.next_seq = itertools.count().__next__
         self.sites: dict[int, Site] = {}
         self._series: dict[str, int] = {}
-        self._sources: dict[tuple[CodeType, int], int] = {}
+        self._sources: dict[tuple[int, int], int] = {}  # (id of the code, line)
         self.muted = False
         self.latest: dict[str, float] = {}  # last value of each series
 
@@ -82,7 +82,7 @@ class Recorder:
         frame: FrameType | None = self.frames.user_frame(depth + 1)
         if frame is None:
             return -1
-        key = (frame.f_code, frame.f_lineno)
+        key = (id(frame.f_code), frame.f_lineno)
         known = self._sources.get(key)
         if known is None:
             known = self._sources[key] = len(self._sources)
