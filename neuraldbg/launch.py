@@ -19,7 +19,7 @@ from neuraldbg.capture.attachment import Attachment, Plan
 from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
 from neuraldbg.errors import RunDirectoryError
-from neuraldbg.script import Outcome, load_module, load_script
+from neuraldbg.script import Outcome, flush_streams, load_module, load_script
 from neuraldbg.trace import create_run
 from neuraldbg.trace.rundir import new_run_info
 
@@ -80,8 +80,7 @@ def _wait_for_threads() -> None:
 def _die_by_signal(outcome: Outcome) -> None:
     """A script ended by Ctrl-C dies of SIGINT, so that shells see what they expect."""
     if outcome.signal is not None and hasattr(signal, "raise_signal"):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_streams()
         signal.signal(outcome.signal, signal.SIG_DFL)
         signal.raise_signal(signal.Signals(outcome.signal))
 
@@ -140,14 +139,13 @@ class Viewer:
 
     def finish(self) -> int:
         """Close our end, wait for the report, and return the viewer's exit code (0, or 6 and 7 by --fail-on)."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_streams()
         self._let_go()
         if self._process is None:
             return 0
         try:
             code = self._process.wait(VIEWER_PATIENCE_S)
-            if code < 0 and sys.stderr.isatty():
+            if code < 0 and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
                 sys.stderr.write("\x1b[r")  # it was killed and could not give the bottom row back
             return max(code, 0)
         except subprocess.TimeoutExpired:

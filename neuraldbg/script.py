@@ -56,7 +56,7 @@ class Program:
             loader: Any = self.spec.loader
             code: CodeType = loader.get_code(self.spec.name)
             return code
-        return compile(Path(self.file).read_bytes(), self.argv[0], "exec", dont_inherit=True)
+        return compile(Path(self.file).read_bytes(), self.file, "exec", dont_inherit=True)
 
     def _main_module(self) -> ModuleType:
         module = ModuleType("__main__")
@@ -79,12 +79,12 @@ def load_script(target: str, args: tuple[str, ...]) -> Program:
         main = path / "__main__.py"
         if not main.is_file():
             raise ScriptNotFound(f"can't run {target!r}: it is a directory without __main__.py")
-        return Program(str(main.absolute()), (target, *args), str(path.absolute()))
+        return Program(os.path.join(os.getcwd(), str(main)), (target, *args), str(path.absolute()))
     if not path.is_file():
         raise ScriptNotFound(f"can't open file {target!r}: no such file{_similar(path)}")
     if not os.access(path, os.R_OK):
         raise ScriptNotFound(f"can't open file {target!r}: no permission to read it")
-    return Program(str(path.absolute()), (target, *args), str(path.resolve().parent))
+    return Program(os.path.join(os.getcwd(), target), (target, *args), str(path.resolve().parent))
 
 
 def _similar(path: Path) -> str:
@@ -122,8 +122,8 @@ def _exit_code(code: object) -> int:
 def _uncaught(error: BaseException) -> Outcome:
     for one in _chain(error):
         one.__traceback__ = _without_ours(one.__traceback__)
-    sys.stdout.flush()
-    sys.excepthook(type(error), error, error.__traceback__)
+    flush_streams()
+    _show(error)
     last = traceback.format_exception_only(type(error), error)[-1].strip()
     if isinstance(error, KeyboardInterrupt):
         return Outcome(130, last, int(signal.SIGINT))
@@ -143,9 +143,35 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     """The same traceback less the frames of the debugger."""
-    if trace is None:
-        return None
-    rest = _without_ours(trace.tb_next)
-    if trace.tb_frame.f_code.co_filename.startswith(_OURS):
-        return rest
-    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    entries = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            entries.append(trace)
+        trace = trace.tb_next
+    rest = None
+    for entry in reversed(entries):
+        rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return rest
+
+
+def _show(error: BaseException) -> None:
+    """As the interpreter does it, also when the script's own excepthook fails."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as failure:  # noqa: BLE001  the script's own
+        failure.__traceback__ = _without_ours(failure.__traceback__)
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(failure), failure, failure.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def flush_streams() -> None:
+    """Both streams, whatever the script has done to them."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (ValueError, OSError, AttributeError):
+            pass  # closed, replaced by None, or its reader is gone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -12,39 +13,51 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Guard:
-    """Counts our own failures per watched place and switches a place off after its first one.
+    """Switches off, after its first failure, the one thing that failed: a place, or a place for one sort of subject.
 
-    `strict` (tests) lets them through instead.
+    `strict` (tests) lets failures through. `undisturbed` gives the context our own work runs in.
     """
 
-    def __init__(self, *, strict: bool = False, report: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool = False,
+        report: Callable[[str], None] | None = None,
+        undisturbed: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.strict = strict
         self.report = report
-        self.broken: dict[str, str] = {}
+        self.undisturbed = undisturbed
+        self.broken: dict[tuple[str, Any], str] = {}
 
-    def shield(self, place: str) -> Callable[[F], F]:
-        """Wrap an observer so that nothing it raises reaches user code. Its result is then None."""
+    def shield(self, place: str, subject: Callable[..., Any] | None = None) -> Callable[[F], F]:
+        """Wrap an observer so that nothing it raises reaches user code; its result is then None.
+
+        `subject` names, from the arguments, what exactly is watched: only that is given up when it fails.
+        """
 
         def decorate(observe: F) -> F:
             @wraps(observe)
             def call(*args: Any, **kwargs: Any) -> Any:
-                if place in self.broken:
+                if self.broken and (place, subject(*args) if subject else None) in self.broken:
                     return None
                 try:
-                    return observe(*args, **kwargs)
+                    with self.undisturbed():
+                        return observe(*args, **kwargs)
                 except Exception as error:
                     if self.strict:
                         raise
-                    self.failed(place, error)
+                    self.failed(place, subject(*args) if subject else None, error)
                     return None
 
             return call  # type: ignore[return-value]
 
         return decorate
 
-    def failed(self, place: str, error: BaseException) -> None:
-        self.broken[place] = repr(error)
-        text = f"stopped watching {place}: {type(error).__name__}: {error}; training continues"
+    def failed(self, place: str, subject: Any, error: BaseException) -> None:
+        self.broken[place, subject] = repr(error)
+        what = f"{place} of {subject}" if subject is not None else place
+        text = f"stopped watching {what}: {type(error).__name__}: {error}; training continues"
         log.warning("%s", text)
         if self.report is not None:
             self.report(text)

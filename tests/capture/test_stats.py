@@ -214,6 +214,15 @@ def test_what_has_no_values_to_speak_of_gives_none(kind: str) -> None:
     assert on_device(odd) is None
 
 
+def test_a_fake_tensor_has_no_values_either() -> None:
+    """Tools that plan memory run the model on such tensors, in the middle of an ordinary program."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    assert measure(fake) is None
+
+
 def test_inside_vmap_nothing_is_measured_and_nothing_breaks() -> None:
     seen: list[Measured | None] = []
 

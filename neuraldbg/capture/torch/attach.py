@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
@@ -24,9 +27,9 @@ from neuraldbg.capture.layers import layer_filter
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.batches import BatchWatch
 from neuraldbg.capture.torch.bypass import Bypass
-from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.core import Core, undisturbed
 from neuraldbg.capture.torch.hooks import PassWatch
-from neuraldbg.capture.torch.ledger import Ledger, scheduler_classes
+from neuraldbg.capture.torch.ledger import Ledger
 from neuraldbg.capture.torch.patches import Patches
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.capture.torch.tree import ModuleTree
@@ -57,7 +60,7 @@ class TorchCapture:
         self.options = options
         self.pid = os.getpid()
         recorder = Recorder(open_writer)
-        guard = Guard(strict=options.strict, report=lambda text: recorder.fact("note", level="warning", text=text))
+        guard = Guard(strict=options.strict, report=partial(recorder.note, "warning"), undisturbed=undisturbed)
         tree = ModuleTree(recorder, only=options.model)
         tree.layer_filter = layer_filter(options.layers)
         self.core = Core(recorder, tree, SamplingBudget(options.budget), guard, recording=options.recording)
@@ -79,6 +82,7 @@ class TorchCapture:
     # -- installing --------------------------------------------------------------------------------------------------
 
     def _install(self) -> None:
+        self.recursion = DeeperRecursion()
         self._install_module_hooks()
         self._install_optimizer_hooks()
         self._install_ledger()
@@ -109,6 +113,7 @@ class TorchCapture:
         original = torch.optim.Optimizer.__init__
         created = self.core.guard.shield("optimizers")(self.updates.created)
 
+        @wraps(original)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             if self.core.on:
@@ -128,8 +133,9 @@ class TorchCapture:
             clip = ledger.clip(getattr(torch.nn.utils, name))
             replace(torch.nn.utils, name, clip)
             replace(torch.nn.utils.clip_grad, name, clip)
-        for scheduler in scheduler_classes():
-            replace(scheduler, "step", ledger.scheduler_step(vars(scheduler)["step"]))
+        for scheduler in (LRScheduler, ReduceLROnPlateau):
+            if "__init__" in vars(scheduler):
+                replace(scheduler, "__init__", ledger.scheduler_created(vars(scheduler)["__init__"]))
 
     def _report_overhead(self, _: int) -> None:
         """Now and then, so that a killed run can tell as well."""
@@ -165,9 +171,15 @@ class TorchCapture:
         if os.getpid() != self.pid:
             return
         finish = self.core.guard.shield("the end of the run")
-        for part in (self.updates.finish, self.passes.finish, self.core.device.finish_sync):
+        for part in (
+            self.updates.finish,
+            self.ledger.look_at_schedulers,
+            self.passes.finish,
+            self.core.device.finish_sync,
+        ):
             finish(part)()
         self.core.on = False
+        self.recursion.close()
         self.patches.close()
         recorder = self.core.recorder
         ending = {"steps": recorder.step, "backwards": self.core.backwards, "dropped": recorder.dropped(), **end}
@@ -178,6 +190,19 @@ class TorchCapture:
         self.core.on = False
         self.core.recorder.abandon()
         self.core.device.drop()
+
+
+class DeeperRecursion:
+    """With global hooks torch takes four frames per nested module where it took three: give back what that costs."""
+
+    def __init__(self) -> None:
+        self._before = sys.getrecursionlimit()
+        self._ours = self._before + self._before // 2
+        sys.setrecursionlimit(self._ours)
+
+    def close(self) -> None:
+        if sys.getrecursionlimit() == self._ours:
+            sys.setrecursionlimit(self._before)
 
 
 def _foreign_global_hooks() -> bool:

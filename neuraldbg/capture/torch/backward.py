@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.loss import LossAnatomy, anatomy_of
 from neuraldbg.capture.torch.stats import digest_of
@@ -32,34 +34,43 @@ class BackwardWatch:
 
     # -- the patched functions --------------------------------------------------------------------------------------
 
-    def wrap_backward(self, original: Callable[..., None]) -> Callable[..., None]:
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    def wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             core = self.core
-            if torch.compiler.is_compiling() or not core.on or core.in_backward:
+            if cannot_look() or not core.on or core.recomputing():
                 return original(tensors, *args, **kwargs)  # reentrant checkpointing calls us inside a backward
             began = self._entered(tensors)
-            core.in_backward += 1
-            try:
-                return original(tensors, *args, **kwargs)
-            finally:
-                core.in_backward -= 1
-                self._left(tensors, began)
+            with self._inside():
+                result = original(tensors, *args, **kwargs)
+            self._left(tensors, began)
+            return result
 
         return backward
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             core = self.core
-            if torch.compiler.is_compiling() or not core.on:
+            if cannot_look() or not core.on or core.recomputing():
                 return original(outputs, *args, **kwargs)
             core.recorder.call(Call.AUTOGRAD_GRAD, source=core.recorder.source())
-            core.in_backward += 1
-            try:
+            with self._inside():
                 return original(outputs, *args, **kwargs)
-            finally:
-                core.in_backward -= 1
 
         return grad
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        core = self.core
+        core.local.in_backward += 1
+        core.any_backward += 1
+        try:
+            yield
+        finally:
+            core.local.in_backward -= 1
+            core.any_backward -= 1
+            self.passes.backward_ended()
 
     # -- a backward -------------------------------------------------------------------------------------------------
 
@@ -92,7 +103,6 @@ class BackwardWatch:
         end = now_ns()
         core.backwards += 1
         self.since_update += 1
-        self.passes.backward_ended()
         if began is not None and core.sampling:
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0]))
         loss = _loss_of(tensors)
@@ -113,11 +123,13 @@ class BackwardWatch:
             if several:
                 recorder.scalar(name, value, step=step)
 
+        if loss.is_complex():
+            return
         value = loss if loss.numel() == 1 else loss.detach().float().mean()
         self.core.device.scalar(value, deliver)
 
     def _record_anatomy(self, loss: Tensor, source: int) -> None:
-        anatomy = anatomy_of(loss)
+        anatomy = anatomy_of(loss, passes_seen=self.passes.count > 0)
         signature = (*anatomy.kinds, anatomy.in_model, anatomy.reduction)
         recorder = self.core.recorder
         if self._known.get(source) != signature:
@@ -150,7 +162,7 @@ class BackwardWatch:
                 def deliver(measured: Any, where: Any = where, digest: int = digest) -> None:
                     recorder.stats(self.loss_site, where, (*measured[:-1], digest), step=step)
 
-                self.core.device.stats(tensor, deliver)
+                self.core.measure(tensor, self.loss_site, deliver)
 
     def _look_for_old_gradients(self) -> None:
         """After an update a backward should find no gradient, or zeros: the value is better evidence than counting

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from neuraldbg.capture.guard import attempt
-from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.passes import tensors
 from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.records import Call, Phase, SiteKind
@@ -21,13 +22,14 @@ _MASK = (1 << 64) - 1
 class BatchWatch:
     def __init__(self, core: Core) -> None:
         self.core = core
-        self._sites: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # loader -> site
-        self._loader_of: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self._sites: IdentityTable[int] = IdentityTable()  # loader -> site
+        self._loader_of: IdentityTable[weakref.ref[Any]] = IdentityTable()
         self._seen = core.guard.shield("batches")(self._batch)
 
     def wrap_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Remember which loader an iterator belongs to: two loaders may share one dataset."""
 
+        @wraps(original)
         def __iter__(loader: DataLoader[Any]) -> Any:
             iterator = original(loader)
             if self.core.on:
@@ -37,9 +39,10 @@ class BatchWatch:
         return __iter__
 
     def wrap_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
         def __next__(iterator: Any) -> Any:
             core = self.core
-            if torch.compiler.is_compiling() or not core.on:
+            if cannot_look() or not core.on:
                 return original(iterator)
             start = now_ns()
             batch = original(iterator)

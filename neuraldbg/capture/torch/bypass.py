@@ -6,10 +6,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch
 from torch import nn
 
-from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.core import Core, cannot_look
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.patches import Patches
 
@@ -41,9 +40,9 @@ class Bypass:
         if step > 20 or not self.core.sampling:
             return
         suspects = []
-        for root in list(self.core.tree.models):
+        for root, _ in self.core.tree.models.items():
             for module in root.modules():
-                ran = any(p is not None and p.grad is not None for p in module._parameters.values())
+                ran = any(p.grad is not None for p in module.parameters(recurse=False))
                 if ran and id(module) not in self.passes.fired:
                     suspects.append(module)
         self.wrap_suspects(suspects)
@@ -53,7 +52,7 @@ class Bypass:
 
         @wraps(forward)
         def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not core.on:
+            if cannot_look() or not core.on:
                 return forward(module, *args, **kwargs)
             stack = core.local.stack
             if stack and stack[-1][0] is module:

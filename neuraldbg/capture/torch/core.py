@@ -5,26 +5,54 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from neuraldbg.capture.budget import SamplingBudget
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.torch.device import DeviceQueue
 from neuraldbg.capture.torch.recorder import Recorder
+from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
 
 now_ns: Callable[[], int] = time.perf_counter_ns
 
 
+def cannot_look() -> bool:
+    """Dynamo traces into hooks, and torch.jit.trace writes down every operation: nothing of ours may run then."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def undisturbed() -> AbstractContextManager[Any]:
+    """Our own tensor work is hidden from the user's modes and tensor subclasses."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return _hidden_from_modes()
+    hidden: AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
+    return hidden
+
+
+@contextmanager
+def _hidden_from_modes() -> Iterator[None]:
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 class Local(threading.local):
-    """Per thread: the modules being called, innermost last."""
+    """Per thread: the modules being called, innermost last, and what is under way."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.own_pass: Any = None
-        self.bypass = 0
+        self.pass_depth = 0
+        self.in_backward = 0
+        self.in_step: Any = None  # the optimizer whose step() is running
+        self.kept: Any = None  # parameters copied before the step
+        self.step_start = 0
+        self.own_before = 0
 
 
 @dataclass(eq=False)
@@ -35,18 +63,39 @@ class Core:
     guard: Guard
     device: DeviceQueue = field(default_factory=DeviceQueue)
     local: Local = field(default_factory=Local)
+    lock: threading.RLock = field(default_factory=threading.RLock)  # training in several threads
     on: bool = True
-    in_backward: int = 0
-    in_step: Any = None  # the optimizer whose step() is running
+    any_backward: int = 0  # backwards under way in all threads
     backwards: int = 0
     own_ns: int = 0  # time spent in our own code during the current step
     recording: bool = True  # keep passes so that they can be run again
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
+            self._measured
+        )
+
     @property
     def sampling(self) -> bool:
         return self.budget.full
+
+    def measure(self, tensor: Tensor, site: int, deliver: Callable[[Measured], None]) -> None:
+        """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured
+        costs its own
+        site its statistics and nothing else."""
+        self._measure(tensor, site, deliver)
+
+    def _measured(self, tensor: Tensor, _: int, deliver: Callable[[Measured], None]) -> None:
+        self.device.stats(tensor, deliver)
+
+    def recomputing(self) -> bool:
+        """Whether this thread runs inside a backward: in a thread of the autograd engine, or below a backward of its
+        own."""
+        if self.local.in_backward:
+            return True
+        return self.any_backward > 0 and isinstance(threading.current_thread(), threading._DummyThread)
 
     @contextmanager
     def own_time(self) -> Iterator[None]:

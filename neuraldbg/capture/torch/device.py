@@ -42,7 +42,7 @@ class DeviceQueue:
         self._flights: deque[_Flight] = deque()
 
     def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> None:
-        if tensor.numel() != 1 or tensor.is_meta:
+        if tensor.numel() != 1 or tensor.is_meta or tensor.is_complex():
             return
         value = tensor.detach()
         if value.device.type == "cpu":

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
+
+from neuraldbg.capture.guard import attempt
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _LIST_LIMIT = 64  # entries of a user's list or dict that are searched for a name
@@ -88,7 +91,11 @@ def _search(frame: FrameType, target: object, found: tuple[list[str], list[str],
             if value is target:
                 (entries if name in ("self", "cls") else plain).append(name)
             else:
-                _search_inside(name, value, target, (dotted, entries))
+                attempt(partial(_search_inside, name, value, target, (dotted, entries)))  # attribute access may raise
+
+
+def _key(key: object) -> str:
+    return repr(key) if isinstance(key, str | int) else "..."
 
 
 def _search_inside(name: str, value: Any, target: object, found: tuple[list[str], list[str]]) -> None:
@@ -97,7 +104,7 @@ def _search_inside(name: str, value: Any, target: object, found: tuple[list[str]
     if kind is list or kind is tuple:
         entries.extend(f"{name}[{i}]" for i, item in enumerate(value[:_LIST_LIMIT]) if item is target)
     elif kind is dict:
-        entries.extend(f"{name}[{key!r}]" for key, item in list(value.items())[:_LIST_LIMIT] if item is target)
+        entries.extend(f"{name}[{_key(key)}]" for key, item in list(value.items())[:_LIST_LIMIT] if item is target)
     elif kind.__module__ not in ("builtins", "numpy") and not isinstance(value, type):
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict and len(attributes) < 512 and not name.startswith("_"):

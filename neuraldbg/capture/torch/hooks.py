@@ -9,22 +9,23 @@ into hooks.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.passes import PassRecord, tensors
-from neuraldbg.capture.torch.stats import identity_of
+from neuraldbg.capture.torch.stats import identity_of, measurable
 from neuraldbg.capture.torch.tree import Layer, Model
 from neuraldbg.records import Call, Kind, Phase
 
-is_compiling = torch.compiler.is_compiling
 OPEN_PASSES = 4096  # grad-mode passes that may wait for their backward
 RECORDED_PASSES = 64  # passes of the current step that are kept for running again
 
@@ -53,10 +54,13 @@ class PassWatch:
         self.core = core
         self.count = 0
         self.open: deque[Pass] = deque()
-        self.current: deque[Pass] = deque(maxlen=RECORDED_PASSES)  # passes since the last update, with their records
-        self.layer_seen = core.guard.shield("layers")(self._layer_seen)
-        self.begin = core.guard.shield("passes")(self._begin)
-        self.end = core.guard.shield("passes")(self._end)
+        self.current: deque[Pass] = deque()  # passes since the last update, with their records
+        shield = core.guard.shield
+        self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self._layer_seen)
+        self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
+        self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
+        self.ignored: Any = SimpleNamespace(sampled=False)  # a forward that activation checkpointing repeats
+        self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
         self.last_backward: list[tuple[Layer, int, Pass] | None] = [None]
         self.before_pass: list[Any] = []
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
@@ -64,20 +68,21 @@ class PassWatch:
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def pre_hook(self, module: nn.Module, args: Any) -> None:
-        if is_compiling():
+        if cannot_look():
             return
         core = self.core
         if not core.on:
             return
         local = core.local
         stack = local.stack
-        if not stack:
+        if local.own_pass is None:
             local.own_pass = self.begin(module, args, sys._getframe(1))
+            local.pass_depth = len(stack)
         stack.append((module, now_ns(), core.own_ns))
 
     def post_hook(self, module: nn.Module, args: Any, *rest: Any) -> None:
         """`rest` is (kwargs, output), or (output,) when the forward raised and torch calls us for good measure."""
-        if is_compiling():
+        if cannot_look():
             return
         core = self.core
         if not core.on:
@@ -94,12 +99,17 @@ class PassWatch:
         own_pass = local.own_pass
         if own_pass is None:
             return
+        depth = len(stack) - local.pass_depth
+        if depth < 0:
+            local.own_pass = None  # an interrupted forward left its pass behind
+            return
         if own_pass.sampled and len(rest) == 2:
             duration = end_ns - start_ns - (core.own_ns - own_before)  # our own work inside is not the layer's
-            self.layer_seen(module, own_pass, (start_ns, duration), (args, *rest), len(stack))
-        if not stack:
+            self.layer_seen(module, own_pass, (start_ns, duration), (args, *rest), depth)
+        if depth == 0:
             local.own_pass = None
-            self.end(own_pass, rest)
+            if own_pass is not self.ignored:
+                self.end(own_pass, rest)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -109,9 +119,10 @@ class PassWatch:
         layer = core.tree.find(module)
         if layer is None:
             return None
-        if core.in_backward:
+        if core.recomputing():
             core.recorder.call(Call.PASS_RECOMPUTED, layer.model.site)
-            return None
+            ignored: Pass = self.ignored
+            return ignored
         for check in self.before_pass:
             check()
         grad = torch.is_grad_enabled()
@@ -133,13 +144,18 @@ class PassWatch:
             digest=digest,
         )
         if core.recording and one.sampled and grad and root is not None:
-            one.record = PassRecord.take(root, args, kwargs, backwards=core.backwards)
-            one.entry_module = module
-            self.current.append(one)
+            self._record(one, module, root, (args, kwargs))
         one.start_ns = now_ns()
         core.own_ns += one.start_ns - start
         one.own_before = core.own_ns
         return one
+
+    def _record(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
+        if len(self.current) == RECORDED_PASSES:
+            self.current.popleft().record = None
+        one.record = PassRecord.take(root, *inputs, backwards=self.core.backwards)
+        one.entry_module = weakref.ref(module)
+        self.current.append(one)
 
     def _inputs(self, one: Pass, args: Any, kwargs: Any) -> int:
         """Statistics of the inputs on a sampled step, and the identity of the batch on every one."""
@@ -164,6 +180,7 @@ class PassWatch:
             for tensor in differentiable:
                 self._mark_when_trained(one, tensor)
             self._keep_open(one)
+        core.tree.pass_ended(one.model)
         if one.sampled:
             times = (one.start_ns, start - one.start_ns - (core.own_ns - one.own_before))
             core.recorder.span(one.model.site, self._phase(one), times, pass_id=one.id)
@@ -177,21 +194,34 @@ class PassWatch:
                 one.trained = True
                 recorder.call(Call.PASS_TRAIN, one.model.site, pass_id=one.id)
 
-        _hook(tensor, arrived)
+        self._hook(tensor, arrived)
         node: Any = tensor.grad_fn
         if node is not None:
             node.metadata["neuraldbg_pass"] = one.id  # dies with the graph; a grad_fn is never held
             if tensor.numel() == 1:
                 node.metadata["neuraldbg_scalar"] = True
 
+    def _hook(self, tensor: Any, observe: Callable[[Tensor], None]) -> None:
+        """A gradient hook that torch.save does not warn about and that does not stay on a leaf (a model may return a
+        weight)."""
+        observe.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        handle = tensor.register_hook(observe)
+        if tensor.is_leaf:
+            self._leaf_hooks.append(handle)
+            if len(self._leaf_hooks) > RECORDED_PASSES:
+                self._leaf_hooks.pop(0).remove()
+
     def _keep_open(self, one: Pass) -> None:
-        self.open.append(one)
-        if len(self.open) > OPEN_PASSES:
-            self._close(self.open.popleft())
+        with self.core.lock:
+            self.open.append(one)
+            if len(self.open) > OPEN_PASSES:
+                self._close(self.open.popleft())
 
     def update_done(self, optimizers: int) -> None:
         """A pass without a backward is an orphan once every optimizer has had its turn twice."""
         patience = 2 * max(optimizers, 1)
+        while self._leaf_hooks:
+            self._leaf_hooks.pop().remove()
         waiting: deque[Pass] = deque()
         for one in self.open:
             one.updates_seen += 1
@@ -214,6 +244,8 @@ class PassWatch:
         for one in self.open:
             self._close(one)
         self.open.clear()
+        while self._leaf_hooks:
+            self._leaf_hooks.pop().remove()
         self._forget_records()
 
     def _close(self, one: Pass) -> None:
@@ -227,13 +259,14 @@ class PassWatch:
         core = self.core
         begin = now_ns()
         layer = core.tree.find(module)
-        if layer is None:
+        if layer is None or layer.wrapper:
             return
         self.fired.add(id(module))
         phase = self._phase(one)
         outputs = list(tensors(values[2]))
-        host = sum(t.numel() * t.element_size() for t in outputs if t.device.type == "cpu")
-        device = sum(t.numel() * t.element_size() for t in outputs if t.device.type != "cpu")
+        sizes = [(t.device.type == "cpu", t.numel() * t.element_size()) for t in outputs if measurable(t)]
+        host = sum(size for on_host, size in sizes if on_host)
+        device = sum(size for on_host, size in sizes if not on_host)
         if layer.path or depth:
             core.recorder.span(
                 layer.site,
@@ -258,7 +291,7 @@ class PassWatch:
     def _stats(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
         recorder = self.core.recorder
         step = recorder.step
-        self.core.device.stats(tensor, lambda measured: recorder.stats(site, where, measured, step=step))
+        self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
 
     def _watch_gradient(self, tensor: Tensor, layer: Layer, slot: int, one: Pass) -> None:
         core = self.core
@@ -281,7 +314,7 @@ class PassWatch:
             if core.on:
                 shielded(gradient)
 
-        _hook(tensor, arrived)
+        self._hook(tensor, arrived)
 
     def _charge_backward(self, last: tuple[Layer, int, Pass], now: int) -> None:
         """The time since the previous output gradient arrived belongs to the layer whose gradient that was."""
@@ -295,9 +328,9 @@ class PassWatch:
 
     def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor]) -> None:
         layer.located = True
-        if not outputs:
+        first = next((tensor for tensor in outputs if measurable(tensor)), None)
+        if first is None:
             return
-        first = outputs[0]
         known = self.core.recorder.sites[layer.site]
         self.core.recorder.refine_site(
             layer.site,
@@ -305,14 +338,8 @@ class PassWatch:
             dtype=str(first.dtype).removeprefix("torch."),
             device=str(first.device),
             source=self.core.recorder.frames.line(4) or known.source,
-            flops=flops_of(module, outputs),
+            flops=flops_of(module, [first]),
         )
 
     def _phase(self, one: Pass) -> Phase:
         return Phase.FORWARD if one.grad else Phase.EVAL
-
-
-def _hook(tensor: Any, observe: Callable[[Tensor], None]) -> None:
-    """A gradient hook that torch.save does not warn about."""
-    observe.__torch_unserializable__ = True  # type: ignore[attr-defined]
-    tensor.register_hook(observe)

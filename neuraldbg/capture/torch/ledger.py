@@ -3,15 +3,15 @@ loaded states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Optimizer
 
-from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.core import Core, cannot_look
 from neuraldbg.capture.torch.updates import UpdateWatch, _number
 from neuraldbg.records import Call
 
@@ -23,6 +23,11 @@ class Ledger:
         self.core = core
         self.updates = updates
         self._inside = 0  # a call of ours inside a call of ours is the same call
+        self._schedulers: IdentityTable[list[int]] = IdentityTable()  # scheduler -> steps seen so far
+        looked = core.guard.shield("schedulers")(self.look_at_schedulers)
+        updates.passes.before_pass.append(looked)
+        updates.backward.before_backward.append(looked)
+        updates.before_update.append(looked)
 
     def _noted(self, original: _Original, note: Callable[..., None]) -> _Original:
         """The original function, followed by an entry in the ledger."""
@@ -31,7 +36,7 @@ class Ledger:
 
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not core.on:
+            if cannot_look() or not core.on:
                 return original(*args, **kwargs)
             self._inside += 1
             try:
@@ -80,16 +85,31 @@ class Ledger:
 
         return self._noted(original, note)
 
-    def scheduler_step(self, original: _Original) -> _Original:
-        def note(_: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
-            optimizer = getattr(scheduler, "optimizer", None)
-            if not isinstance(optimizer, Optimizer) or getattr(scheduler, "_step_count", 2) <= 1:
-                return  # the first step is taken by the constructor
+    def scheduler_created(self, original: _Original) -> _Original:
+        @wraps(original)
+        def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            original(scheduler, *args, **kwargs)
+            if self.core.on:
+                self._schedulers[scheduler] = [_steps_of(scheduler)]
+
+        return __init__
+
+    def look_at_schedulers(self, *_: Any) -> None:
+        """Which schedulers have stepped since the last look. Their `step` is not patched: torch's warnings about a
+        wrong order
+        name the caller's line, and a wrapper would be that caller."""
+        taken: dict[int, tuple[Optimizer, int]] = {}
+        for scheduler, seen in self._schedulers.items():
+            count, optimizer = _steps_of(scheduler), getattr(scheduler, "optimizer", None)
+            if count > seen[0] and isinstance(optimizer, Optimizer):
+                most = taken.get(id(optimizer), (optimizer, 0))[1]
+                taken[id(optimizer)] = (optimizer, max(most, count - seen[0]))  # chained schedulers step as one
+                seen[0] = count
+        for optimizer, steps in taken.values():
             one = self.updates.optimizers.get(optimizer)
             lr = _number(optimizer.param_groups[0].get("lr"))
-            self.core.recorder.call(Call.SCHEDULER, -1 if one is None else one.site, value=lr, source=self._line())
-
-        return self._noted(original, note)
+            for _step in range(min(steps, 1000)):
+                self.core.recorder.call(Call.SCHEDULER, -1 if one is None else one.site, value=lr)
 
     def load_state(self, original: _Original) -> _Original:
         def note(_: Any, owner: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -108,8 +128,10 @@ class Ledger:
         return self.core.recorder.source(2)
 
 
-def scheduler_classes() -> Iterator[type]:
-    """Every scheduler class of torch that has a `step` of its own."""
-    for value in vars(lr_scheduler).values():
-        if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler) and "step" in vars(value):
-            yield value
+def _steps_of(scheduler: Any) -> int:
+    """Steps taken so far; the first is taken by the constructor."""
+    for name in ("_step_count", "last_epoch"):
+        count = getattr(scheduler, name, None)
+        if isinstance(count, int):
+            return count
+    return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +96,7 @@ def bare(node: Any) -> str:
     return name.rstrip("0123456789").rsplit("::", 1)[-1]
 
 
-def anatomy_of(loss: Tensor) -> LossAnatomy:
+def anatomy_of(loss: Tensor, *, passes_seen: bool = False) -> LossAnatomy:
     """Walk from the loss down to the outputs of passes. Nothing of the graph is held afterwards but saved loss
     inputs and targets."""
     result = LossAnatomy()
@@ -106,7 +106,7 @@ def anatomy_of(loss: Tensor) -> LossAnatomy:
     result.text = describe(root)
     custom = False
     for node, path in _walk(root, result):
-        term = _recognise(node, path)
+        term = _recognise(node, path, passes_seen)
         if term is not None:
             result.terms.append(term)
         elif _is_custom_leaf(node):
@@ -157,16 +157,38 @@ def _note_passes_below(node: Any, result: LossAnatomy, limit: int = 64) -> None:
                 queue.append(child)
 
 
-def _recognise(node: Any, path: tuple[str, ...]) -> Term | None:
+def _recognise(node: Any, path: tuple[str, ...], passes_seen: bool) -> Term | None:
     name = bare(node)
     kind = _LOSS_NODES.get(name)
     if kind is not None:
         return _loss_term(node, name, kind)
-    for recognise in _WRITTEN_OUT:
-        term = recognise(node, name, path)
-        if term is not None:
-            return term
-    return None
+    if name in ("PowBackward", "AbsBackward"):
+        return _difference(node, name, path) if _compares_outputs(node, passes_seen) else None
+    return _soft_labels(name, path)
+
+
+def _compares_outputs(node: Any, passes_seen: bool) -> bool:
+    """Whether a squared or absolute value is of a difference, and of what a model put out (not of a weight or a
+    norm)."""
+    difference = _producer(node)
+    if difference is None or bare(difference) not in ("SubBackward", "RsubBackward"):
+        return False
+    operands = [child for child, _ in difference.next_functions if child is not None]
+    if passes_seen:
+        return any(_is_output(operand) for operand in operands)
+    return not all(
+        bare(operand).startswith(("Norm", "LinalgVectorNorm", "Sqrt", "AccumulateGrad")) for operand in operands
+    )
+
+
+def _is_output(node: Any) -> bool:
+    while node is not None:
+        if "neuraldbg_pass" in node.metadata:
+            return True
+        if not bare(node).startswith(_RESHAPING):
+            return False
+        node = next((child for child, _ in node.next_functions if child is not None), None)
+    return False
 
 
 def _producer(node: Any) -> Any:
@@ -195,30 +217,14 @@ def _saved(node: Any, name: str) -> Tensor | None:
     return value.detach() if isinstance(value, Tensor) else None
 
 
-def _children(node: Any) -> list[str]:
-    return [bare(child) for child, _ in node.next_functions if child is not None]
-
-
-def _squared_difference(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
-    """`((a - b) ** 2).mean()`"""
-    if name != "PowBackward" or getattr(node, "_saved_exponent", None) != 2:
+def _difference(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
+    """`((a - b) ** 2).mean()` and `(a - b).abs().mean()`"""
+    if not _reduced(path) or (name == "PowBackward" and getattr(node, "_saved_exponent", None) != 2):
         return None
-    if not _reduced(path):
-        return None
-    for child, _ in node.next_functions:
-        if child is not None and bare(child) in ("SubBackward", "RsubBackward"):
-            penalty = any(name.startswith(("Norm", "LinalgVectorNorm", "Sqrt")) for name in _children(child))
-            return None if penalty else Term("mse", "PowBackward", reduction=_reduction_name(path))
-    return None
+    return Term("mse" if name == "PowBackward" else "l1", name, reduction=_reduction_name(path))
 
 
-def _absolute_difference(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
-    if name == "AbsBackward" and _reduced(path) and "SubBackward" in _children(node):
-        return Term("l1", "AbsBackward", reduction=_reduction_name(path))
-    return None
-
-
-def _soft_labels(_: Any, name: str, path: tuple[str, ...]) -> Term | None:
+def _soft_labels(name: str, path: tuple[str, ...]) -> Term | None:
     """log_softmax times something, summed: cross-entropy with probabilities, or a KL divergence."""
     if name != "LogSoftmaxBackward" or "MulBackward" not in path[-3:]:
         return None
@@ -227,13 +233,6 @@ def _soft_labels(_: Any, name: str, path: tuple[str, ...]) -> Term | None:
     negated = "NegBackward" in path
     kind = "cross_entropy" if negated else "kl_div" if "SubBackward" in path[-3:] else "custom"
     return Term(kind, "LogSoftmaxBackward", reduction=_reduction_name(path))
-
-
-_WRITTEN_OUT: list[Callable[[Any, str, tuple[str, ...]], Term | None]] = [
-    _squared_difference,
-    _absolute_difference,
-    _soft_labels,
-]
 
 
 def _reduced(path: tuple[str, ...]) -> bool:

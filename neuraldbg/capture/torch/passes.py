@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.stats import digest_of
 
+LOOKED_AT = 512  # items of an argument or output that are searched for tensors
+UNCHECKED = -1
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
 
 
@@ -53,8 +57,20 @@ class KeptTensor:
     version: int | None  # None = our own copy
 
     @property
-    def intact(self) -> bool:
+    def intact(self) -> bool | None:
+        """None where nobody can tell: tensors of inference mode have no version."""
+        if self.version == UNCHECKED:
+            return None
         return self.version is None or self.tensor._version == self.version
+
+
+@dataclass(frozen=True, slots=True)
+class NamedItems:
+    """A named tuple taken apart: its own constructor may refuse what we keep in place of tensors (PackedSequence
+    does)."""
+
+    kind: Any
+    items: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +110,7 @@ class PassRecord:
 
     @property
     def intact(self) -> bool:
-        """False when an input that was kept by reference has been written to since."""
+        """False when an input that was kept by reference has been written to since, or may have been."""
         return all(leaf.intact for leaf in leaves((self.args, self.kwargs), KeptTensor))
 
     def rerun(self, entry: Callable[..., Any], root: nn.Module) -> Any:
@@ -121,16 +137,16 @@ def output_digest(outputs: Any) -> int:
 def _as_recorded(record: PassRecord, root: nn.Module) -> Iterator[None]:
     modules = list(root.modules())
     before_rng, before_training = RngState.take(), [module.training for module in modules]
-    live = dict(root.named_buffers())
-    before_buffers = {name: buffer.detach().clone() for name, buffer in live.items()}
+    before_buffers = [(module, dict(module._buffers)) for module in modules]
     try:
         record.rng.restore()
         _set_training(modules, record.training)
-        _set_buffers(live, record.buffers)
+        _lend_buffers(root, record.buffers)
         with torch.set_grad_enabled(record.grad_enabled), _autocast_as(record.autocast):
             yield
     finally:
-        _set_buffers(live, before_buffers)
+        for module, buffers in before_buffers:
+            module._buffers.update(buffers)
         _set_training(modules, before_training)
         before_rng.restore()
 
@@ -140,10 +156,11 @@ def _set_training(modules: list[nn.Module], flags: Any) -> None:
         module.training = flag
 
 
-def _set_buffers(live: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in values.items():
-            live[name].copy_(value)
+def _lend_buffers(root: nn.Module, values: dict[str, Tensor]) -> None:
+    """Copies stand in for the live buffers: a graph that still holds those must not see them written to."""
+    for name, value in values.items():
+        owner, _, leaf = name.rpartition(".")
+        root.get_submodule(owner)._buffers[leaf] = value.clone()
 
 
 @contextmanager
@@ -167,8 +184,8 @@ def _keep(tensor: Tensor) -> KeptTensor:
     return KeptTensor(tensor.detach().clone(), None)
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+def _version(tensor: Tensor) -> int:
+    return UNCHECKED if tensor.is_inference() else tensor._version
 
 
 def _give(kept: KeptTensor) -> Tensor:
@@ -183,9 +200,11 @@ def map_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """A copy of nested tuples, lists and dicts with every leaf of one type changed."""
     if isinstance(value, kind):
         return change(value)
+    if isinstance(value, NamedItems):
+        return value.kind(*(map_leaves(item, kind, change) for item in value.items))
     if isinstance(value, tuple):
-        mapped = [map_leaves(item, kind, change) for item in value]
-        return type(value)(*mapped) if hasattr(value, "_fields") else tuple(mapped)
+        mapped = tuple(map_leaves(item, kind, change) for item in value)
+        return NamedItems(type(value), mapped) if hasattr(value, "_fields") else mapped
     if isinstance(value, list):
         return [map_leaves(item, kind, change) for item in value]
     if isinstance(value, dict):
@@ -193,21 +212,30 @@ def map_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def leaves(value: Any, kind: type, depth: int = 0) -> Iterator[Any]:
-    """Every leaf of one type inside nested containers, dataclasses and mapping-like model outputs."""
-    if isinstance(value, kind):
-        yield value
-    elif depth > 8:
-        return
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from leaves(item, kind, depth + 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from leaves(item, kind, depth + 1)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for one in fields(value):
-            yield from leaves(getattr(value, one.name, None), kind, depth + 1)
+def leaves(value: Any, kind: type) -> Iterator[Any]:
+    """Every leaf of one type inside nested containers, dataclasses and mapping-like model outputs; of huge ones the
+    beginning."""
+    waiting: deque[tuple[Any, int]] = deque([(value, 0)])
+    room = LOOKED_AT
+    while waiting and room:
+        current, depth = waiting.popleft()
+        room -= 1
+        if isinstance(current, kind):
+            yield current
+        elif depth < 8:
+            waiting.extend((item, depth + 1) for item in islice(_parts(current), room))
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, NamedItems):
+        return iter(value.items)
+    if isinstance(value, dict):
+        return iter(value.values())
+    if isinstance(value, list | tuple):
+        return iter(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return (getattr(value, one.name, None) for one in fields(value))
+    return iter(())
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

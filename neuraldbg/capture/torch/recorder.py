@@ -52,6 +52,9 @@ class Recorder:
         if writer is not None:
             writer.fact(type, step=self.step, seq=self.next_seq(), wall_ns=time.time_ns(), **fields)
 
+    def note(self, level: str, text: str) -> None:
+        self.fact("note", level=level, text=text)
+
     # -- sites -----------------------------------------------------------------------------------------------------
 
     def add_site(self, path: str, kind: SiteKind, **fields: Any) -> int:

@@ -29,6 +29,7 @@ class Event:
     gradient: Tensor | None = None
     pass_id: int = -1
     bytes: int = 0
+    key: tuple[int, int] | None = None  # under which its gradient is awaited
 
     def capture_gradient(self, gradient: Tensor) -> None:
         self.gradient = gradient.detach().clone()
@@ -50,7 +51,9 @@ class SnapshotRing:
         event = Event(one.step, layer.path or layer.model.name, entered, left, pass_id=one.id)
         event.bytes = _size(entered) + _size(left)
         self._events.append(event)
-        self._open[(one.id, layer.site)] = event
+        if one.grad:
+            event.key = (one.id, layer.site)
+            self._open[event.key] = event
         self.bytes += event.bytes
         self._evict()
 
@@ -87,7 +90,10 @@ class SnapshotRing:
 
     def _evict(self) -> None:
         while self.bytes > self.limit_bytes and self._events:
-            self.bytes -= self._events.popleft().bytes
+            oldest = self._events.popleft()
+            self.bytes -= oldest.bytes
+            if oldest.key is not None and self._open.get(oldest.key) is oldest:
+                del self._open[oldest.key]
 
 
 def _size(tensor: Tensor | None) -> int:

@@ -14,11 +14,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # count, mean, std, min, max, l2, zero_count, nan_count, inf_count, digest
 Measured = tuple[int, float, float, float, float, float, int, int, int, int]
 NAN: Final = math.nan
 BATCH_ELEMENTS: Final = 1024  # elements of a batch that go into its identity hash
+SQUARES_UNDERFLOW: Final = 1e-15  # float32 values below it have squares that lose digits or vanish
 _RUNS: Final = 16
 _MASK: Final = (1 << 64) - 1
 _DIGEST_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -29,9 +32,16 @@ def measurable(tensor: Tensor) -> bool:
     return not (
         tensor.is_meta
         or tensor.is_quantized
+        or tensor.is_nested
+        or _is_wrapper(tensor)
         or tensor.layout not in (torch.strided, torch.sparse_coo, torch.sparse_csr)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    """DTensor, FakeTensor and their like hold no values of their own."""
+    return bool(is_traceable_wrapper_subclass(tensor)) or isinstance(tensor, FakeTensor)
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -42,7 +52,8 @@ def plain(tensor: Tensor) -> Tensor:
     elif values.layout == torch.sparse_csr:
         values = values.values()
     if values.is_complex():
-        values = torch.view_as_real(values)
+        values = torch.view_as_real(values.resolve_conj())
+    values = values.resolve_neg()
     if values.dtype in (torch.float32, torch.float64):
         return values
     if values.is_floating_point():
@@ -60,10 +71,13 @@ def measure(tensor: Tensor, *, digest: int = 0) -> Measured | None:
     if count == 0:
         return (0, NAN, NAN, NAN, NAN, NAN, 0, 0, 0, digest)
     l2 = float(torch.linalg.vector_norm(values))
+    low, high = torch.aminmax(values)
     if not math.isfinite(l2):
         return _careful(values, digest)
+    if values.dtype == torch.float32 and max(abs(float(low)), abs(float(high))) < SQUARES_UNDERFLOW:
+        values = values.double()
+        l2 = float(torch.linalg.vector_norm(values))
     mean, std = _mean_std(values, count)
-    low, high = torch.aminmax(values)
     zeros = count - int(torch.count_nonzero(values))
     return (count, mean, std, float(low), float(high), l2, zeros, 0, 0, digest)
 
@@ -92,9 +106,11 @@ def _mean_std(values: Tensor, count: int) -> tuple[float, float]:
 @torch.no_grad()
 def measure_on_device(tensor: Tensor, out: Tensor) -> bool:
     """The same statistics into `out` (a float64 row of 9 on the tensor's device) without waiting for the device."""
-    if not measurable(tensor) or tensor.numel() == 0:
+    if not measurable(tensor):
         return False
     values = plain(tensor)
+    if values.numel() == 0:
+        return False
     nan = torch.isnan(values)
     inf = torch.isinf(values)
     bad = nan | inf
@@ -125,7 +141,7 @@ def from_device_row(row: Any) -> Measured:
 def identity_of(tensor: Tensor) -> int:
     """A 64-bit hash by which a batch is recognised when it comes again: shape, type and up to 1,024 elements
     in 16 evenly spread runs."""
-    bits = _bits(tensor)
+    bits = _bits(tensor if tensor.layout != torch.strided or tensor.is_contiguous() else _thinned(tensor))
     if bits is None:
         return 0
     if bits.size > BATCH_ELEMENTS:
@@ -136,18 +152,34 @@ def identity_of(tensor: Tensor) -> int:
     return int.from_bytes(key.digest(), "little") or 1
 
 
+def _thinned(tensor: Tensor) -> Tensor:
+    """A view of at most a few thousand elements, so that a large tensor need not be copied to be read in order."""
+    while tensor.numel() > 4 * BATCH_ELEMENTS:
+        longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
+        step = min(tensor.shape[longest], -(-tensor.numel() // (4 * BATCH_ELEMENTS)))
+        tensor = tensor[(slice(None),) * longest + (slice(None, None, step),)]
+    return tensor
+
+
 def digest_of(tensor: Tensor) -> int:
     """Position-sensitive 64-bit hash of all of a host tensor's bits, shape and type; 0 when it has none that can be
     read here.
 
-    `sum(bits[i] * odd(i))` modulo 2^64: a single changed element always changes it, moved elements practically always.
+    `sum(mixed(bits[i]) * odd(i))` modulo 2^64, `mixed` one-to-one: a single changed element always changes it, several or
+    moved ones practically always.
     """
     bits = _bits(tensor)
     if bits is None:
         return 0
     with np.errstate(over="ignore"):
         odd = (np.arange(bits.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
-        total = int((bits.astype(np.uint64) * odd).sum(dtype=np.uint64))
+        wide = bits.astype(np.uint64)
+        wide ^= wide >> np.uint64(
+            32
+        )  # the sign of a float64 is its highest bit: times an odd number it stays there, and two cancel
+        wide *= np.uint64(0xD6E8FEB86659FD93)
+        wide ^= wide >> np.uint64(29)
+        total = int((wide * odd).sum(dtype=np.uint64))
     return ((total ^ _salt(tensor)) & _MASK) or 1
 
 

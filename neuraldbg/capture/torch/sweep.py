@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.stats import plain
 from neuraldbg.records import Kind, Phase
 
 COPY_BYTES = 2**30  # of parameters that may be copied to measure an update; above it only the first ones are
@@ -28,12 +29,13 @@ class Sweep:
         self.core = core
         self._missing: dict[int, frozenset[int]] = {}
 
-    def sites(self, parameters: Iterable[Tensor]) -> list[tuple[int, Tensor]]:
+    def sites(self, parameters: Iterable[Tensor], *, adopt: bool = False) -> list[tuple[int, Tensor]]:
+        """Raw tensors are taken in at once; a Parameter may belong to a model that has not been called yet."""
         tree = self.core.tree
         found = []
         for parameter in parameters:
             site = tree.parameter_site.get(parameter)
-            if site is None and tree.only is None:
+            if site is None and tree.only is None and not (isinstance(parameter, nn.Parameter) and not adopt):
                 site = tree.adopt_leaf(parameter)
             if site is not None:
                 found.append((site, parameter))
@@ -56,7 +58,7 @@ class Sweep:
         for site, parameter, before in kept:
             self._stats(parameter, site, Kind.PARAMETER)
             if before is not None and before.shape == parameter.shape and before.device == parameter.device:
-                self._stats(parameter.detach() - before, site, Kind.UPDATE)
+                self._stats(plain(parameter) - plain(before), site, Kind.UPDATE)
 
     def note_missing(self, key: int, parameters: Iterable[Tensor]) -> None:
         """Which trainable parameters have no gradient at a step: a fact whenever the set changes."""
@@ -76,7 +78,7 @@ class Sweep:
         gradients = [p.grad.detach() for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
         groups: dict[Any, list[Tensor]] = {}
         for gradient in gradients:
-            if not gradient.is_complex():
+            if gradient.is_floating_point() and gradient.element_size() > 1:
                 groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
         if not groups:
             return
@@ -90,4 +92,4 @@ class Sweep:
         recorder = self.core.recorder
         step = recorder.step
         where = (kind, Phase.UPDATE, 0, -1)
-        self.core.device.stats(tensor, lambda measured: recorder.stats(site, where, measured, step=step))
+        self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))

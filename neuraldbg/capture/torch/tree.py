@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.nn.parameter import is_lazy
 
+from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.records import SiteKind
 
@@ -26,8 +28,9 @@ def unwrap(module: nn.Module) -> tuple[nn.Module, str | None]:
     """The user's own module inside DDP, DataParallel, FSDP or torch.compile, and the class of the outermost wrapper."""
     wrapper = None
     while True:
-        inner = module._modules.get(_WRAPPERS.get(type(module).__name__, ""))
-        if inner is None:
+        attribute = _WRAPPERS.get(type(module).__name__)
+        inner = None if attribute is None else getattr(module, attribute, None)
+        if not isinstance(inner, nn.Module):
             return module, wrapper
         wrapper = wrapper or type(module).__name__
         module = inner
@@ -43,6 +46,7 @@ class Layer:
     watched: bool  # statistics of its output are taken
     located: bool = False  # source line, shapes and flops are known
     wanted: bool = True  # matches the user's --layers
+    wrapper: bool = False  # DDP and its like: the model inside is the layer
 
 
 @dataclass(eq=False)
@@ -54,6 +58,7 @@ class Model:
     ref: weakref.ref[nn.Module]
     passes: int = 0
     wrapper: str | None = None
+    lazy: bool = False  # some parameters get their shape in the first pass
 
 
 class ModuleTree:
@@ -62,12 +67,12 @@ class ModuleTree:
     def __init__(self, recorder: Recorder, *, only: nn.Module | None = None) -> None:
         self.recorder = recorder
         self.only = None if only is None else weakref.ref(unwrap(only)[0])
-        self._parent: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
-        self._defined: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self.layers: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
-        self.models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
-        self._criteria: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.parameter_site: Any = WeakIdKeyDictionary()  # parameter -> site; ids of dead tensors are given out again
+        self._parent: IdentityTable[weakref.ref[nn.Module]] = IdentityTable()
+        self._defined: IdentityTable[str] = IdentityTable()
+        self.layers: IdentityTable[Layer] = IdentityTable()
+        self.models: IdentityTable[Model] = IdentityTable()
+        self._criteria: IdentityTable[bool] = IdentityTable()
+        self.parameter_site: IdentityTable[int] = IdentityTable()
         self._leaves: list[weakref.ref[Tensor]] = []
         self.names: dict[str, int] = {}
         self.layer_filter: Any = None
@@ -77,12 +82,14 @@ class ModuleTree:
     def child_registered(self, parent: nn.Module, _: str, child: nn.Module | None) -> None:
         if child is None:
             return
-        self._parent.setdefault(child, weakref.ref(parent))
+        if child not in self._parent:
+            self._parent[child] = weakref.ref(parent)
         if child not in self._defined:
             line = self.recorder.frames.line(2)
             if line is not None:
                 self._defined[child] = line
-        self.layers.pop(child, None)  # a model that is taken into another one is walked again
+        self._criteria.pop(child)
+        self.layers.pop(child)  # a model that is taken into another one is walked again
 
     def top(self, module: nn.Module) -> nn.Module:
         """The outermost module that holds this one, wrappers taken off."""
@@ -90,7 +97,7 @@ class ModuleTree:
         while seen < 100:
             ref = self._parent.get(module)
             parent = None if ref is None else ref()
-            if parent is None or module not in parent._modules.values():
+            if parent is None or all(child is not module for child in parent.children()):
                 break
             module, seen = parent, seen + 1
         return unwrap(module)[0]
@@ -107,36 +114,49 @@ class ModuleTree:
         inner, wrapper = unwrap(module)
         root = self.top(inner)
         if not self._is_model(root):
-            self._criteria.add(module)
+            self._criteria[module] = True
             return None
-        self.walk(root, wrapper)
-        return self.layers.get(module) or self.layers.get(inner)
+        self.walk(root, module if wrapper else None)
+        return self.layers.get(inner)
 
     def _is_model(self, root: nn.Module) -> bool:
         if self.only is not None:
             wanted = self.only()
             return wanted is not None and any(module is wanted for module in root.modules())
-        if getattr(root, "_is_replica", False):
-            return False
+        if getattr(root, "_is_replica", False) or type(root).__module__.startswith("torch.nn.utils."):
+            return False  # a copy of DataParallel's; the machinery of a parametrization
         return any(True for _ in root.parameters()) or _holds_modules(root)
 
-    def walk(self, root: nn.Module, wrapper: str | None = None) -> Model:
+    def walk(self, root: nn.Module, wrapper: nn.Module | None = None) -> Model:
         """Give every module and parameter of a model its site."""
         model = self.models.get(root)
         if model is None:
             model = self._new_model(root, wrapper)
+        if wrapper is not None and wrapper not in self.layers:
+            self.layers[wrapper] = Layer(model.site, model, "", watched=False, wrapper=True)
         for path, module in root.named_modules():
             if module not in self.layers:
                 self.layers[module] = self._new_layer(model, _strip(path), module, root)
         for path, parameter in root.named_parameters():
-            if parameter not in self.parameter_site:
+            if _is_lazy(parameter):
+                model.lazy = True
+            elif parameter not in self.parameter_site:
                 self.parameter_site[parameter] = self._parameter(model, _strip(path), parameter)
         return model
 
-    def _new_model(self, root: nn.Module, wrapper: str | None) -> Model:
-        name = self.unique_name(root, type(root).__name__.lower())
-        total = sum(parameter.numel() for parameter in root.parameters())
-        trainable = sum(parameter.numel() for parameter in root.parameters() if parameter.requires_grad)
+    def pass_ended(self, model: Model) -> None:
+        """Lazy parameters have their shapes after the first pass."""
+        root = model.ref()
+        if model.lazy and root is not None:
+            model.lazy = False
+            self.walk(root)
+            total = sum(_size(parameter) for parameter in root.parameters())
+            self.recorder.refine_site(model.site, parameters=total)
+            self._write_model(root, model, total)
+
+    def _new_model(self, root: nn.Module, wrapper: nn.Module | None) -> Model:
+        name = self.unique_name(root, type(root).__name__.lower(), wrapper)
+        total = sum(_size(parameter) for parameter in root.parameters())
         source = self.recorder.frames.line()
         site = self.recorder.add_site(
             name,
@@ -146,23 +166,27 @@ class ModuleTree:
             defined=self._defined.get(root),
             parameters=total,
         )
-        model = self.models[root] = Model(site, name, weakref.ref(root), wrapper=wrapper)
+        wrapped = None if wrapper is None else type(wrapper).__name__
+        model = self.models[root] = Model(site, name, weakref.ref(root), wrapper=wrapped)
+        self._write_model(root, model, total)
+        return model
+
+    def _write_model(self, root: nn.Module, model: Model, total: int) -> None:
         self.recorder.fact(
             "model",
             **{"class": type(root).__name__},
-            site=site,
-            name=name,
+            site=model.site,
+            name=model.name,
             parameters=total,
-            trainable=trainable,
-            wrapper=wrapper,
-            source=source,
+            trainable=sum(_size(parameter) for parameter in root.parameters() if parameter.requires_grad),
+            wrapper=model.wrapper,
+            source=self.recorder.sites[model.site].source,
         )
-        return model
 
     def _new_layer(self, model: Model, path: str, module: nn.Module, root: nn.Module) -> Layer:
         if module is root:
             return Layer(model.site, model, "", watched=True)
-        own = sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
+        own = sum(_size(parameter) for parameter in module.parameters(recurse=False))
         site = self.recorder.add_site(
             path,
             SiteKind.MODULE,
@@ -171,7 +195,7 @@ class ModuleTree:
             defined=self._defined.get(module),
             parameters=own,
         )
-        has_children = any(child is not None for child in module._modules.values())
+        has_children = any(True for _ in module.children())
         watched = not has_children or bool(own)
         wanted = self.layer_filter is None or bool(self.layer_filter(path, type(module).__name__))
         return Layer(site, model, path, watched=watched and wanted, wanted=wanted)
@@ -205,9 +229,12 @@ class ModuleTree:
             )
         return site
 
-    def unique_name(self, target: object, fallback: str) -> str:
-        """The user's name for an object, made unique in this run."""
-        candidates = self.recorder.frames.names_of(target)
+    def unique_name(self, target: object, fallback: str, wrapper: object = None) -> str:
+        """The user's name for an object (or for what it is wrapped in), made unique in this run."""
+        frames = self.recorder.frames
+        candidates: list[str] = attempt(lambda: frames.names_of(target)) or []
+        if wrapper is not None and not candidates:
+            candidates = attempt(lambda: frames.names_of(wrapper)) or []
         for name in candidates:
             if name not in self.names:
                 self.names[name] = 1
@@ -222,7 +249,7 @@ class ModuleTree:
     def trainable(self) -> Iterator[tuple[int, Tensor]]:
         """Site and tensor of every trainable parameter of every live model, each once."""
         seen: set[int] = set()
-        for root in list(self.models):
+        for root, _ in self.models.items():
             for parameter in root.parameters():
                 site = self.parameter_site.get(parameter)
                 if parameter.requires_grad and site is not None and id(parameter) not in seen:
@@ -255,6 +282,14 @@ def _holds_modules(root: nn.Module) -> bool:
         ):
             return True
     return False
+
+
+def _is_lazy(parameter: Any) -> bool:
+    return bool(is_lazy(parameter))
+
+
+def _size(parameter: Tensor) -> int:
+    return 0 if _is_lazy(parameter) else int(parameter.numel())
 
 
 def _has_weights(module: nn.Module) -> bool:

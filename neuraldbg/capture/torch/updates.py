@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
-from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.records import Call, Phase, SiteKind
 
+_LOOKS = 3  # backwards in which the name of an optimizer that has not stepped is looked for
 _FINGERPRINT = 256  # elements of a leaf that are compared to see whether it was moved by hand
 
 
@@ -39,26 +41,38 @@ class UpdateWatch:
         self.passes = passes
         self.backward = backward
         self.sweep = Sweep(core)
-        self.optimizers: weakref.WeakKeyDictionary[Optimizer, Known] = weakref.WeakKeyDictionary()
-        self.unnamed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.optimizers: IdentityTable[Known] = IdentityTable()
+        self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
         self.accumulation = 0
         self.step_started = now_ns()
         self.on_update: list[Callable[[int], None]] = []
-        self._began = core.guard.shield("updates")(self._before)
-        self._ended = core.guard.shield("updates")(self._after)
-        self._kept: Any = None
-        self._start = 0
-        self._own_before = 0
+        self.before_update: list[Callable[[], None]] = []
+        kind = lambda optimizer: type(optimizer).__name__  # noqa: E731
+        self._began = core.guard.shield("starts of updates", kind)(self._before)
+        self._ended = core.guard.shield("updates", kind)(self._after)
+        self._introduced = core.guard.shield("optimizers")(self._introduce_all)
+        self._introduced_named = core.guard.shield("optimizers")(self._introduce_named)
         self._fingerprint: list[tuple[weakref.ref[Tensor], Tensor]] = []
         backward.before_backward.append(self.look_for_manual_update)
+        backward.before_backward.append(self._name_optimizers)
         backward.after_backward.append(self._take_fingerprint)
         passes.before_pass.append(self.look_for_manual_update)
 
     # -- optimizers --------------------------------------------------------------------------------------------------
 
     def created(self, optimizer: Optimizer) -> None:
-        self.unnamed.add(optimizer)
+        self.unnamed[optimizer] = [0]
+
+    def _introduce_named(self) -> None:
+        for optimizer, looked in list(self.unnamed.items()):
+            looked[0] += 1
+            if looked[0] <= _LOOKS and self.core.recorder.frames.names_of(optimizer):
+                self.known(optimizer)
+
+    def _introduce_all(self) -> None:
+        for optimizer, _ in list(self.unnamed.items()):
+            self.known(optimizer)
 
     def known(self, optimizer: Optimizer) -> Known:
         one = self.optimizers.get(optimizer)
@@ -75,7 +89,7 @@ class UpdateWatch:
             name = self.core.tree.unique_name(optimizer, kind.lower())
             site = recorder.add_site(name, SiteKind.OPTIMIZER, op=kind, source=source)
             one = self.optimizers[optimizer] = Known(site, name)
-            self.unnamed.discard(optimizer)
+            self.unnamed.pop(optimizer)
         one.groups = len(optimizer.param_groups)
         tree = self.core.tree
         mine = list(owned(optimizer))
@@ -92,6 +106,11 @@ class UpdateWatch:
         )
         return one
 
+    def _name_optimizers(self) -> None:
+        """In a backward the user's variables are in sight, also that of an optimizer that will never step."""
+        if len(self.unnamed):
+            self._introduced_named()
+
     def _watched(self, optimizer: Optimizer) -> bool:
         """With one model given, only optimizers that move its parameters count."""
         tree = self.core.tree
@@ -106,35 +125,42 @@ class UpdateWatch:
 
     def pre_hook(self, optimizer: Optimizer, *_: Any) -> None:
         core = self.core
-        if torch.compiler.is_compiling() or not core.on or core.in_step is not None:
+        local = core.local
+        if cannot_look() or not core.on:
             return
-        core.in_step = optimizer
-        core.local.stack.clear()  # a KeyboardInterrupt inside a forward leaves entries behind
+        if local.in_step is not None and _is_running(local.in_step):
+            return  # an optimizer that steps another one inside its own step
+        local.in_step = optimizer
+        local.stack.clear()  # a KeyboardInterrupt inside a forward leaves entries behind
+        local.own_pass = None
         self._began(optimizer)
 
     def post_hook(self, optimizer: Optimizer, *_: Any) -> None:
         core = self.core
-        if torch.compiler.is_compiling() or not core.on or core.in_step is not optimizer:
+        if cannot_look() or not core.on or core.local.in_step is not optimizer:
             return
-        core.in_step = None
-        self._ended(optimizer)
+        core.local.in_step = None
+        with core.lock:
+            self._ended(optimizer)
 
     def _before(self, optimizer: Optimizer) -> None:
         core = self.core
         begin = now_ns()
+        local = core.local
+        local.kept = None
         if not self._watched(optimizer):
-            self._kept = None
             return
         one = self.known(optimizer)
         if core.budget.watching:
             self.sweep.watch_norm(owned(optimizer))
-        self._kept = None
         if core.sampling:
-            self._kept = self.sweep.before(owned(optimizer))
+            local.kept = self.sweep.before(owned(optimizer))
             self.sweep.note_missing(one.site, owned(optimizer))
-        self._start = now_ns()
-        core.own_ns += self._start - begin
-        self._own_before = core.own_ns
+        for notice in self.before_update:
+            notice()
+        local.step_start = now_ns()
+        core.own_ns += local.step_start - begin
+        local.own_before = core.own_ns
 
     def _after(self, optimizer: Optimizer) -> None:
         core = self.core
@@ -143,14 +169,15 @@ class UpdateWatch:
             return
         one = self.known(optimizer)
         lr = _number(optimizer.param_groups[0].get("lr"))
-        duration = end - self._start - (core.own_ns - self._own_before)
+        local = core.local
+        duration = end - local.step_start - (core.own_ns - local.own_before)
         core.recorder.call(Call.STEP, one.site, value=lr, source=core.recorder.source(3), duration_ns=duration)
         if core.sampling:
-            core.recorder.span(one.site, Phase.UPDATE, (self._start, duration))
+            core.recorder.span(one.site, Phase.UPDATE, (local.step_start, duration))
         core.recorder.scalar("lr" if one is self._first() else f"lr.{one.name}", lr)
-        if self._kept is not None:
-            self.sweep.after(self._kept)
-            self._kept = None
+        if local.kept is not None:
+            self.sweep.after(local.kept)
+            local.kept = None
         one.updates += 1
         self.stepped += 1
         self._fingerprint.clear()
@@ -163,9 +190,10 @@ class UpdateWatch:
     def scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """GradScaler.step: when the optimizer behind it did not step, the update was skipped."""
 
+        @wraps(original)
         def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             core = self.core
-            if torch.compiler.is_compiling() or not core.on:
+            if cannot_look() or not core.on:
                 return original(scaler, optimizer, *args, **kwargs)
             before = self.stepped
             result = original(scaler, optimizer, *args, **kwargs)
@@ -228,31 +256,36 @@ class UpdateWatch:
         return sorted(found, key=Tensor.numel)[:2]
 
     def _take_fingerprint(self, loss: Tensor | None) -> None:
-        if self.stepped or self.core.in_step is not None or self._fingerprint:
+        """An optimizer that owns a parameter is expected to move it: by hand means that two backwards passed without
+        a step."""
+        core = self.core
+        managed = len(self.optimizers) + len(self.unnamed)
+        if core.local.in_step is not None or self._fingerprint or self.backward.since_update < (2 if managed else 1):
             return
         for leaf in self._candidates(loss):
             if leaf.layout == torch.strided:
                 self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone()))
-        if self._fingerprint and not self.optimizers and not self.unnamed:
-            trainable = [parameter for _, parameter in self.core.tree.trainable()]
-            if self.core.budget.watching:
+        if self._fingerprint and not managed:
+            trainable = [parameter for _, parameter in core.tree.trainable()]
+            if core.budget.watching:
                 self.sweep.watch_norm(trainable)
-            self._kept = self.sweep.before(trainable) if self.core.sampling else None
+            core.local.kept = self.sweep.before(trainable) if core.sampling else None
 
     def look_for_manual_update(self) -> None:
         """After a backward and without an optimizer: have two small parameters changed their values? (`p.data.add_`
         does not
         move version counters, so values are compared.)"""
-        if not self._fingerprint or self.core.in_step is not None or self.stepped or self.core.in_backward:
+        local = self.core.local
+        if not self._fingerprint or local.in_step is not None or local.in_backward:
             return
         for ref, before in self._fingerprint:
             leaf = ref()
             if leaf is not None and leaf.numel() and not torch.equal(_head(leaf), before):
                 self._fingerprint.clear()
                 self.core.recorder.call(Call.STEP_MANUAL)
-                if self._kept is not None:
-                    self.sweep.after(self._kept)
-                    self._kept = None
+                if local.kept is not None:
+                    self.sweep.after(local.kept)
+                    local.kept = None
                 self.update_done(1)
                 return
 
@@ -260,12 +293,25 @@ class UpdateWatch:
         """At the end: the last manual update has no pass or backward after it; optimizers that never stepped are
         named too."""
         self.look_for_manual_update()
-        for optimizer in list(self.unnamed):
-            attempt(partial(self.known, optimizer))
+        self._introduced()
+
+
+def _is_running(optimizer: Optimizer) -> bool:
+    """Whether a step of this optimizer is still on the stack; one that raised is not, and nobody told us."""
+    frame: Any = sys._getframe(2)
+    frame = frame.f_back  # the frame that called this hook is the new step
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _head(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1)[:_FINGERPRINT]
+    """The bits of the first elements: NaN equals itself there."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
+    head = tensor.detach().reshape(-1)[:_FINGERPRINT]
+    return head if bits is None else head.view(bits)
 
 
 def _leaves_of(loss: Tensor) -> list[Tensor]:

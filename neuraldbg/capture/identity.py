@@ -1,0 +1,54 @@
+"""A table keyed by what an object is, not by what it claims to equal; entries go when their objects do."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+V = TypeVar("V")
+
+
+class IdentityTable(Generic[V]):
+    """Like a WeakKeyDictionary, for keys with an `__eq__` or `__hash__` of their own (tensors, users' modules)."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], V]] = {}
+
+    def get(self, key: Any) -> V | None:
+        entry = self._entries.get(id(key))
+        return entry[1] if entry is not None and entry[0]() is key else None
+
+    def __getitem__(self, key: Any) -> V:
+        value = self.get(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        number = id(key)
+
+        def forget(ref: weakref.ref[Any]) -> None:
+            entry = self._entries.get(number)
+            if entry is not None and entry[0] is ref:
+                del self._entries[number]
+
+        self._entries[number] = (weakref.ref(key, forget), value)
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def pop(self, key: Any) -> None:
+        self._entries.pop(id(key), None)
+
+    def items(self) -> Iterator[tuple[Any, V]]:
+        for ref, value in list(self._entries.values()):
+            key = ref()
+            if key is not None:
+                yield key, value
+
+    def values(self) -> Iterator[V]:
+        return (value for _, value in self.items())
