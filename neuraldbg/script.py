@@ -162,6 +162,8 @@ def _show(error: BaseException) -> None:
         raise
     except BaseException as failure:  # noqa: BLE001  the script's own
         failure.__traceback__ = _without_ours(failure.__traceback__)
+        if failure.__context__ is error:
+            failure.__context__ = None  # we call the hook while handling the error; the interpreter does not
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(failure), failure, failure.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)

@@ -102,6 +102,7 @@ class NeuralDbg:
         )
         self._capture = TorchCapture(lambda: writer, options)
         self._capture.updates.on_update.append(self._ring.step_done)
+        self._capture.updates.sweep.keep_norms = True
         _ = self._capture.core.recorder.writer  # a session always has a trace, also when nothing is ever trained
         return self
 
@@ -112,6 +113,7 @@ class NeuralDbg:
         """Take every hook away and finish the trace. Questions about the past can still be asked."""
         if self._capture is not None:
             self._capture.close()
+            self._model = None
 
     def __enter__(self) -> NeuralDbg:
         return self.start()
@@ -236,7 +238,9 @@ class NeuralDbg:
         stored = [event for event in self.events if event.layer_name == path and getattr(event, what) is not None]
         chosen = [event for event in stored if wanted is None or event.step == wanted]
         if not chosen:
-            raise NotRecorded(_not_stored(layer_name, step, what, sorted({event.step for event in stored})))
+            users = {ours: user for user, ours in self._own_step.items()}
+            steps = sorted({users.get(event.step, event.step) for event in stored})
+            raise NotRecorded(_not_stored(f"{what} of {layer_name!r}", step, steps, self._ring))
         event = chosen[-1]
         tensor = getattr(event, what)
         return TensorState(path, event.step if step is None else step, what, tensor, describe(tensor))
@@ -270,11 +274,13 @@ class NeuralDbg:
         return Verdict(summary.verdict.state, summary.verdict.headline, tuple(self.trace.findings()))
 
 
-def _not_stored(layer: str, step: int | None, what: str, steps: list[int]) -> str:
-    if not steps:
-        return f"no {what} of {layer!r} is stored: it has not run on a sampled step; budget='full' samples every step"
-    known = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    return f"no {what} of {layer!r} at step {step} is stored; {known} are in memory ({len(steps)} in all)"
+def _not_stored(tensor: str, step: int | None, steps: list[int], ring: Any) -> str:
+    if steps:
+        known = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+        return f"no {tensor} at step {step} is stored; {known} are in memory ({len(steps)} in all)"
+    if ring.evicted or ring.too_large:
+        return f"no {tensor} is in memory any more: the newest {ring.limit_bytes / 1e6:.0f} MB of tensors are kept"
+    return f"no {tensor} is stored: it has not run on a sampled step; budget='full' samples every step"
 
 
 def watch(model: Any, optimizer: Any = None, **options: Any) -> NeuralDbg:

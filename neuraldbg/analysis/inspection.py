@@ -59,17 +59,18 @@ def gradient_record(step: int, parts: Sequence[Sequence[Any]]) -> GradientRecord
     """One layer's record from the statistics of its parameters' gradients; mean, std and max are over all of them."""
     count = sum(int(part[0]) for part in parts)
     bad = [sum(int(part[index]) for part in parts) for index in (7, 8)]
-    finite = [part for part in parts if math.isfinite(part[5])]
-    if not count or not finite or bad != [0, 0]:
+    if not count or bad != [0, 0] or not all(math.isfinite(part[5]) for part in parts):
         return GradientRecord(step, None, nan_count=bad[0], inf_count=bad[1])
-    mean = sum(part[0] * part[1] for part in finite) / count
-    square = sum(part[5] ** 2 for part in finite) / count
+    square = sum(part[5] ** 2 for part in parts) / count
+    if any(math.isnan(part[1]) for part in parts):
+        return GradientRecord(step, math.sqrt(square * count))  # only the norm was taken
+    mean = sum(part[0] * part[1] for part in parts) / count
     return GradientRecord(
         step,
         norm=math.sqrt(square * count),
         mean=mean,
         std=math.sqrt(max(square - mean * mean, 0.0)),
-        max=max(max(abs(part[3]), abs(part[4])) for part in finite),
+        max=max(max(abs(part[3]), abs(part[4])) for part in parts),
         zero_fraction=sum(int(part[6]) for part in parts) / count,
     )
 

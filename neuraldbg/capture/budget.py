@@ -44,6 +44,7 @@ class SamplingBudget:
         self.full = share != 0.0
         self.watching = share != 0.0
         self.last_was_full = False
+        self.always_watch = False  # somebody asks about gradients after every step
 
     def step_done(self, *, wall_ns: int, own_ns: int) -> None:
         """Account for the step that just ended, and decide how the next one is watched."""
@@ -75,6 +76,8 @@ class SamplingBudget:
         return self.steps < FIRST_IN_FULL or self._since_full + 1 >= self.period
 
     def _next_is_watched(self) -> bool:
+        if self.always_watch:
+            return True
         if not self.share:
             return self.share is None
         return self._since_watch + 1 >= self.watch_period

@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -32,7 +32,7 @@ from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.ledger import Ledger
 from neuraldbg.capture.torch.patches import Patches
 from neuraldbg.capture.torch.recorder import Recorder
-from neuraldbg.capture.torch.tree import ModuleTree
+from neuraldbg.capture.torch.tree import ModuleTree, unwrap
 from neuraldbg.capture.torch.updates import UpdateWatch
 from neuraldbg.trace import TraceWriter
 
@@ -57,15 +57,17 @@ class TorchCapture:
     """Everything that watches one process. `close()` undoes all of it."""
 
     def __init__(self, open_writer: Callable[[], TraceWriter | None], options: Options) -> None:
-        self.options = options
+        self.options = replace(options, model=None)  # the model is not kept alive
         self.pid = os.getpid()
         recorder = Recorder(open_writer)
         guard = Guard(strict=options.strict, report=partial(recorder.note, "warning"), undisturbed=undisturbed)
         tree = ModuleTree(recorder, only=options.model)
         tree.layer_filter = layer_filter(options.layers)
+        self.recursion = DeeperRecursion()
+        tree.on_depth = self.recursion.make_room
         self.core = Core(recorder, tree, SamplingBudget(options.budget), guard, recording=options.recording)
-        self.core.on_layer.extend(options.on_layer)
-        self.core.on_gradient.extend(options.on_gradient)
+        self.core.on_layer += [guard.shield("layers for an observer")(observe) for observe in options.on_layer]
+        self.core.on_gradient += [guard.shield("gradients for an observer")(observe) for observe in options.on_gradient]
         self.patches = Patches()
         self.passes = PassWatch(self.core)
         self.backward = BackwardWatch(self.core, self.passes)
@@ -77,12 +79,13 @@ class TorchCapture:
         self.updates.on_update.append(self._report_overhead)
         self._reported_at = time.monotonic()
         self._closed = False
+        if options.model is not None:
+            guard.shield("the model given")(lambda: tree.walk(tree.top(unwrap(options.model)[0])))()
         self._install()
 
     # -- installing --------------------------------------------------------------------------------------------------
 
     def _install(self) -> None:
-        self.recursion = DeeperRecursion()
         self._install_module_hooks()
         self._install_optimizer_hooks()
         self._install_ledger()
@@ -100,7 +103,7 @@ class TorchCapture:
         guard, tree = self.core.guard, self.core.tree
         registered = guard.shield("module tree")(tree.child_registered)
         handle(torch_module.register_module_module_registration_hook(_returning_none(registered, self.core)))
-        self.patches.replace(torch_module, "_has_any_global_hook", _foreign_global_hooks)
+        self.patches.replace(torch_module, "_has_any_global_hook", partial(_foreign_global_hooks))
         handle(torch_module.register_module_forward_pre_hook(self.passes.pre_hook))
         after = torch_module.register_module_forward_hook(self.passes.post_hook, with_kwargs=True, always_call=True)
         handle(after)
@@ -181,9 +184,18 @@ class TorchCapture:
         self.core.on = False
         self.recursion.close()
         self.patches.close()
+        self._let_go()
         recorder = self.core.recorder
         ending = {"steps": recorder.step, "backwards": self.core.backwards, "dropped": recorder.dropped(), **end}
         recorder.close([("overhead", self.overhead()), ("end", ending)])
+
+    def _let_go(self) -> None:
+        """Somebody may keep a function of ours for good (`from torch.autograd import grad`, Dynamo's tables): not us
+        with it."""
+        watchers = (self.updates.on_update, self.updates.before_update, self.passes.before_pass)
+        observers = (self.core.on_layer, self.core.on_gradient)
+        for notices in (*watchers, self.backward.before_backward, self.backward.after_backward, *observers):
+            notices.clear()
 
     def forget(self) -> None:
         """In a forked child: hooks stay in place but do nothing, and nothing is written."""
@@ -193,12 +205,15 @@ class TorchCapture:
 
 
 class DeeperRecursion:
-    """With global hooks torch takes four frames per nested module where it took three: give back what that costs."""
+    """With global hooks torch takes one more frame per nested module: a deep model gets back what that costs."""
 
     def __init__(self) -> None:
-        self._before = sys.getrecursionlimit()
-        self._ours = self._before + self._before // 2
-        sys.setrecursionlimit(self._ours)
+        self._before = self._ours = sys.getrecursionlimit()
+
+    def make_room(self, depth: int) -> None:
+        if depth > 20 and sys.getrecursionlimit() == self._ours:
+            self._ours = max(self._ours, self._before + depth + 100)
+            sys.setrecursionlimit(self._ours)
 
     def close(self) -> None:
         if sys.getrecursionlimit() == self._ours:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -23,7 +22,8 @@ class BatchWatch:
     def __init__(self, core: Core) -> None:
         self.core = core
         self._sites: IdentityTable[int] = IdentityTable()  # loader -> site
-        self._loader_of: IdentityTable[weakref.ref[Any]] = IdentityTable()
+        self._site_of: IdentityTable[int] = IdentityTable()  # iterator -> site
+        self._begun = core.guard.shield("loaders")(self._iterating)
         self._seen = core.guard.shield("batches")(self._batch)
 
     def wrap_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,11 +32,18 @@ class BatchWatch:
         @wraps(original)
         def __iter__(loader: DataLoader[Any]) -> Any:
             iterator = original(loader)
-            if self.core.on:
-                attempt(lambda: self._loader_of.__setitem__(iterator, weakref.ref(loader)))
+            if self.core.on and not cannot_look():
+                self._begun(loader, iterator)
             return iterator
 
         return __iter__
+
+    def _iterating(self, loader: Any, iterator: Any) -> None:
+        """The loader may be gone before its first batch (`for batch in DataLoader(...)`): it is written down now."""
+        site = self._sites.get(loader)
+        if site is None:
+            site = self._sites[loader] = self._introduce(loader)
+        self._site_of[iterator] = site
 
     def wrap_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -54,7 +61,8 @@ class BatchWatch:
     def _batch(self, iterator: Any, batch: Any, start: int) -> None:
         core = self.core
         end = now_ns()
-        site = self._site(iterator)
+        site = self._site_of.get(iterator)
+        site = -1 if site is None else site
         digest = 0
         for tensor in tensors(batch):
             digest = (digest * 1099511628211 + identity_of(tensor)) & _MASK
@@ -63,16 +71,6 @@ class BatchWatch:
         if core.sampling:
             core.recorder.span(site, Phase.DATA, (start, waited))
         core.own_ns += now_ns() - end
-
-    def _site(self, iterator: Any) -> int:
-        ref = self._loader_of.get(iterator)
-        loader = None if ref is None else ref()
-        if loader is None:
-            return -1
-        site = self._sites.get(loader)
-        if site is None:
-            site = self._sites[loader] = self._introduce(loader)
-        return site
 
     def _introduce(self, loader: Any) -> int:
         recorder = self.core.recorder

@@ -267,7 +267,7 @@ class PassWatch:
         sizes = [(t.device.type == "cpu", t.numel() * t.element_size()) for t in outputs if measurable(t)]
         host = sum(size for on_host, size in sizes if on_host)
         device = sum(size for on_host, size in sizes if not on_host)
-        if layer.path or depth:
+        if layer.path:  # the root's own span is that of the pass
             core.recorder.span(
                 layer.site,
                 phase,

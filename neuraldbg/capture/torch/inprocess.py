@@ -24,8 +24,12 @@ class Gradient:
 
 
 def gradients_now_sync(capture: TorchCapture) -> list[Gradient]:
-    """Statistics of every gradient that is there at this moment; written to the trace as well where the step was not
-    sampled."""
+    """The gradients of the update just done: measured in full where they are still there (and written to the trace
+    where the
+    step was not sampled), else the norms that were taken before the step."""
+    capture.core.budget.always_watch = capture.updates.sweep.keep_norms = True
+    if capture.updates.cleared:
+        return _norms_before_step(capture)
     recorder = capture.core.recorder
     step = max(recorder.step - 1, 0)
     found = []
@@ -37,7 +41,17 @@ def gradients_now_sync(capture: TorchCapture) -> list[Gradient]:
             found.append(Gradient(recorder.sites[site], measured, parameter.dim() >= 2))
             if not capture.last_step_sampled:
                 recorder.stats(site, (Kind.GRADIENT, Phase.UPDATE, 0, -1), measured, step=step)
-    return found
+    return found or _norms_before_step(capture)
+
+
+def _norms_before_step(capture: TorchCapture) -> list[Gradient]:
+    sites = capture.core.recorder.sites
+    norms = capture.updates.sweep.norms
+    unknown = float("nan")
+    return [
+        Gradient(sites[site], (count, unknown, unknown, unknown, unknown, float(norm), 0, 0, 0, 0), dimensions >= 2)
+        for site, (norm, count, dimensions) in norms.items()
+    ]
 
 
 def settle_sync(capture: TorchCapture) -> None:

@@ -52,6 +52,7 @@ class Ledger:
 
     def optimizer_zero_grad(self, original: _Original) -> _Original:
         def note(_: Any, optimizer: Optimizer, *_args: Any, **_kwargs: Any) -> None:
+            self.updates.cleared = True
             one = self.updates.optimizers.get(optimizer)
             self.core.recorder.call(Call.ZERO_GRAD, -1 if one is None else one.site, source=self._line())
 
@@ -59,6 +60,7 @@ class Ledger:
 
     def module_zero_grad(self, original: _Original) -> _Original:
         def note(_: Any, module: nn.Module, *_args: Any, **_kwargs: Any) -> None:
+            self.updates.cleared = True
             model = self.core.tree.models.get(module)
             self.core.recorder.call(Call.ZERO_GRAD, -1 if model is None else model.site, source=self._line())
 

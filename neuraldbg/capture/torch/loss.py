@@ -28,21 +28,7 @@ _LOSS_NODES = {
     "KlDivBackward": "kl_div",
     "CrossEntropyLossBackward": "cross_entropy",
 }
-_ARITHMETIC = (
-    "Add",
-    "Sub",
-    "Neg",
-    "Mul",
-    "Div",
-    "Mean",
-    "Sum",
-    "Stack",
-    "Cat",
-    "Squeeze",
-    "Unsqueeze",
-    "View",
-    "Reshape",
-)
+_OTHER_WORK = ("Exp", "Log", "Norm", "LinalgVectorNorm", "Gather", "Index", "Select", "Softplus")
 _RESHAPING = (
     "View",
     "Index",
@@ -57,6 +43,7 @@ _RESHAPING = (
     "Clone",
     "T",
 )
+_COMPARING = ("Sub", "Rsub", "Pow", "Abs", "Log", "Exp")
 _REDUCTION = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -127,7 +114,7 @@ def _walk(root: Any, result: LossAnatomy) -> Iterator[tuple[Any, tuple[str, ...]
         mark = node.metadata.get("neuraldbg_pass")
         if mark is not None:
             result.passes.add(mark)
-            if "neuraldbg_scalar" in node.metadata:
+            if "neuraldbg_scalar" in node.metadata and not any(name.startswith(_COMPARING) for name in path):
                 result.in_model = True  # the model hands out its own loss
             elif node is not root:
                 continue
@@ -164,7 +151,7 @@ def _recognise(node: Any, path: tuple[str, ...], passes_seen: bool) -> Term | No
         return _loss_term(node, name, kind)
     if name in ("PowBackward", "AbsBackward"):
         return _difference(node, name, path) if _compares_outputs(node, passes_seen) else None
-    return _soft_labels(name, path)
+    return _soft_labels(node, name, path)
 
 
 def _compares_outputs(node: Any, passes_seen: bool) -> bool:
@@ -224,7 +211,7 @@ def _difference(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
     return Term("mse" if name == "PowBackward" else "l1", name, reduction=_reduction_name(path))
 
 
-def _soft_labels(name: str, path: tuple[str, ...]) -> Term | None:
+def _soft_labels(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
     """log_softmax times something, summed: cross-entropy with probabilities, or a KL divergence."""
     if name != "LogSoftmaxBackward" or "MulBackward" not in path[-3:]:
         return None
@@ -232,7 +219,8 @@ def _soft_labels(name: str, path: tuple[str, ...]) -> Term | None:
         return None
     negated = "NegBackward" in path
     kind = "cross_entropy" if negated else "kl_div" if "SubBackward" in path[-3:] else "custom"
-    return Term(kind, "LogSoftmaxBackward", reduction=_reduction_name(path))
+    below = _producer(node)
+    return Term(kind, name, None if below is None else bare(below), _reduction_name(path))
 
 
 def _reduced(path: tuple[str, ...]) -> bool:
@@ -248,12 +236,7 @@ def _reduction_name(path: tuple[str, ...]) -> str | None:
 def _is_custom_leaf(node: Any) -> bool:
     """An operation outside the model that no recognised loss explains: exp, log, norm, gather and their like."""
     name = bare(node)
-    known = (
-        name in _LOSS_NODES or name.startswith(_ARITHMETIC) or name in ("AccumulateGrad", "PowBackward", "AbsBackward")
-    )
-    return not known and name.startswith(
-        ("Exp", "Log", "Norm", "LinalgVectorNorm", "Gather", "Index", "Select", "Softplus")
-    )
+    return name.startswith(_OTHER_WORK) and "Softmax" not in name
 
 
 def describe(node: Any, depth: int = 0) -> str:

@@ -40,6 +40,7 @@ class SnapshotRing:
         self.limit_bytes = limit_bytes
         self.bytes = 0
         self.too_large = 0  # tensors that were not kept because of their size
+        self.evicted = 0  # executions that made room for newer ones
         self._events: deque[Event] = deque()
         self._open: dict[tuple[int, int], Event] = {}  # (pass, site) -> event whose gradient is still to come
 
@@ -91,6 +92,7 @@ class SnapshotRing:
     def _evict(self) -> None:
         while self.bytes > self.limit_bytes and self._events:
             oldest = self._events.popleft()
+            self.evicted += 1
             self.bytes -= oldest.bytes
             if oldest.key is not None and self._open.get(oldest.key) is oldest:
                 del self._open[oldest.key]

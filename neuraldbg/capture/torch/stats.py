@@ -165,8 +165,8 @@ def digest_of(tensor: Tensor) -> int:
     """Position-sensitive 64-bit hash of all of a host tensor's bits, shape and type; 0 when it has none that can be
     read here.
 
-    `sum(mixed(bits[i]) * odd(i))` modulo 2^64, `mixed` one-to-one: a single changed element always changes it, several or
-    moved ones practically always.
+    `sum(mixed(bits[i]) * odd(i))` modulo 2^64, `mixed` one-to-one: a single changed element always changes it, several
+    or moved ones practically always.
     """
     bits = _bits(tensor)
     if bits is None:

@@ -28,6 +28,8 @@ class Sweep:
     def __init__(self, core: Core) -> None:
         self.core = core
         self._missing: dict[int, frozenset[int]] = {}
+        self.keep_norms = False
+        self.norms: dict[int, tuple[Tensor, int, int]] = {}  # of the last update: site -> norm, elements, dimensions
 
     def sites(self, parameters: Iterable[Tensor], *, adopt: bool = False) -> list[tuple[int, Tensor]]:
         """Raw tensors are taken in at once; a Parameter may belong to a model that has not been called yet."""
@@ -75,18 +77,32 @@ class Sweep:
         start = now_ns()
         recorder = self.core.recorder
         step = recorder.step
-        gradients = [p.grad.detach() for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
+        found = [p for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
         groups: dict[Any, list[Tensor]] = {}
-        for gradient in gradients:
-            if gradient.is_floating_point() and gradient.element_size() > 1:
-                groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+        for parameter in found:
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_floating_point() and gradient.element_size() > 1:
+                groups.setdefault((gradient.device, gradient.dtype), []).append(parameter)
         if not groups:
             return
-        norms = [norm.float() for group in groups.values() for norm in torch._foreach_norm(group)]
+        norms = []
+        for group in groups.values():
+            of_group = [
+                norm.float() for norm in torch._foreach_norm([p.grad.detach() for p in group if p.grad is not None])
+            ]
+            norms += of_group
+            if self.keep_norms:
+                self._keep(group, of_group)
         first = norms[0].device
         total = torch.linalg.vector_norm(torch.stack([norm.to(first, non_blocking=True) for norm in norms]))
         self.core.device.scalar(total, lambda value: recorder.scalar("grad_norm", value, step=step))
         self.core.budget.watch_cost(now_ns() - start)
+
+    def _keep(self, group: list[Tensor], norms: list[Tensor]) -> None:
+        for parameter, norm in zip(group, norms, strict=True):
+            site = self.core.tree.parameter_site.get(parameter)
+            if site is not None:
+                self.norms[site] = (norm, parameter.numel(), parameter.dim())
 
     def _stats(self, tensor: Tensor, site: int, kind: Kind) -> None:
         recorder = self.core.recorder

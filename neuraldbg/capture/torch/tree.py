@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,7 @@ class ModuleTree:
         self._leaves: list[weakref.ref[Tensor]] = []
         self.names: dict[str, int] = {}
         self.layer_filter: Any = None
+        self.on_depth: Callable[[int], None] = lambda _: None  # told how deeply the modules of a model are nested
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -134,9 +135,17 @@ class ModuleTree:
             model = self._new_model(root, wrapper)
         if wrapper is not None and wrapper not in self.layers:
             self.layers[wrapper] = Layer(model.site, model, "", watched=False, wrapper=True)
+        deepest = 0
         for path, module in root.named_modules():
+            deepest = max(deepest, path.count("."))
+            for (
+                child
+            ) in module.children():  # a copied, unpickled or earlier built model was not seen being put together
+                if child not in self._parent:
+                    self._parent[child] = weakref.ref(module)
             if module not in self.layers:
                 self.layers[module] = self._new_layer(model, _strip(path), module, root)
+        self.on_depth(deepest)
         for path, parameter in root.named_parameters():
             if _is_lazy(parameter):
                 model.lazy = True

@@ -44,6 +44,7 @@ class UpdateWatch:
         self.optimizers: IdentityTable[Known] = IdentityTable()
         self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
+        self.cleared = False  # gradients were set to zero or None since the last update
         self.accumulation = 0
         self.step_started = now_ns()
         self.on_update: list[Callable[[int], None]] = []
@@ -225,6 +226,7 @@ class UpdateWatch:
             self.accumulation = self.backward.since_update
             recorder.fact("accumulation", backwards_per_update=self.accumulation)
         self.backward.since_update = 0
+        self.cleared = False
         for notice in self.on_update:
             notice(recorder.step)
         self.passes.update_done(optimizers)
