@@ -20,8 +20,7 @@ from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, flush_streams, load_module, load_script
-from neuraldbg.trace import create_run
-from neuraldbg.trace.rundir import new_run_info
+from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
 
@@ -57,6 +56,7 @@ def run(request: Request) -> int:
     viewer = Viewer(run_dir, request, own_path)
     attachment = Attachment(plan)
     attachment.start()
+    _hide_own_imports()
     began = time.monotonic()
     outcome = program.run()
     _wait_for_threads()
@@ -68,6 +68,12 @@ def run(request: Request) -> int:
     if outcome.exit_code == 0 and request.fail_on is not None:
         return verdict
     return outcome.exit_code
+
+
+def _hide_own_imports() -> None:
+    """A user may have a click.py of their own: what we imported for ourselves is not in the way of their import."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "click"]:
+        del sys.modules[name]
 
 
 def _wait_for_threads() -> None:

@@ -7,11 +7,13 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neuraldbg.capture.importing import ImportWatch
 from neuraldbg.errors import RunDirectoryError
-from neuraldbg.trace import TraceWriter
+
+if TYPE_CHECKING:
+    from neuraldbg.trace import TraceWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Attachment:
             _ = self.capture.core.recorder.writer  # before a child can take rank 0
 
     def _open_writer(self) -> TraceWriter | None:
+        from neuraldbg.trace import TraceWriter
+
         if self.child and _is_loader_worker():
             return None
         try:
@@ -92,6 +96,8 @@ class Attachment:
             self._write_only_end(end)
 
     def _write_only_end(self, end: dict[str, Any]) -> None:
+        from neuraldbg.trace import TraceWriter
+
         try:
             with TraceWriter(self.plan.run_dir, rank=0, threaded=False) as writer:
                 writer.fact("end", steps=0, backwards=0, dropped={}, **end)

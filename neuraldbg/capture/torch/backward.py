@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class BackwardWatch:
         self.core = core
         self.passes = passes
         self.since_update = 0
+        self.threads: set[int] = set()  # that have run a backward
         self.before_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[Tensor | None], None]] = []
         self._loss_site: int | None = None
@@ -103,6 +105,7 @@ class BackwardWatch:
         end = now_ns()
         core.backwards += 1
         self.since_update += 1
+        self.threads.add(get_ident())
         if began is not None and core.sampling:
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0]))
         loss = _loss_of(tensors)

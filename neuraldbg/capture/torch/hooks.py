@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.flops import flops_of
-from neuraldbg.capture.torch.passes import PassRecord, tensors
+from neuraldbg.capture.torch.passes import PassRecord, few_items, tensors
 from neuraldbg.capture.torch.stats import identity_of, measurable
 from neuraldbg.capture.torch.tree import Layer, Model
 from neuraldbg.records import Call, Kind, Phase
@@ -143,7 +143,7 @@ class PassWatch:
             pass_id=one.id,
             digest=digest,
         )
-        if core.recording and one.sampled and grad and root is not None:
+        if core.recording and one.sampled and grad and root is not None and few_items((args, kwargs)):
             self._record(one, module, root, (args, kwargs))
         one.start_ns = now_ns()
         core.own_ns += one.start_ns - start

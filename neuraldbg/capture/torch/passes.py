@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.stats import digest_of
 
+MOST_ITEMS = 4096  # in the arguments of a pass that is kept
 LOOKED_AT = 512  # items of an argument or output that are searched for tensors
 UNCHECKED = -1
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
@@ -224,6 +225,18 @@ def leaves(value: Any, kind: type) -> Iterator[Any]:
             yield current
         elif depth < 8:
             waiting.extend((item, depth + 1) for item in islice(_parts(current), room))
+
+
+def few_items(value: Any) -> bool:
+    """Whether arguments are small enough as Python objects to be copied: a batch may be a list of a million numbers."""
+    waiting, seen = [value], 0
+    while waiting:
+        parts = list(islice(_parts(waiting.pop()), MOST_ITEMS + 1))
+        seen += len(parts)
+        if seen > MOST_ITEMS:
+            return False
+        waiting += parts
+    return True
 
 
 def _parts(value: Any) -> Iterator[Any]:

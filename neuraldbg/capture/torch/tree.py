@@ -124,6 +124,8 @@ class ModuleTree:
         if self.only is not None:
             wanted = self.only()
             return wanted is not None and any(module is wanted for module in root.modules())
+        if type(root).__name__ == "ONNXTracedModule":
+            return False  # what torch.onnx wraps a model in while it exports
         if getattr(root, "_is_replica", False) or type(root).__module__.startswith("torch.nn.utils."):
             return False  # a copy of DataParallel's; the machinery of a parametrization
         return any(True for _ in root.parameters()) or _holds_modules(root)

@@ -54,7 +54,7 @@ class UpdateWatch:
         self._ended = core.guard.shield("updates", kind)(self._after)
         self._introduced = core.guard.shield("optimizers")(self._introduce_all)
         self._introduced_named = core.guard.shield("optimizers")(self._introduce_named)
-        self._fingerprint: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._fingerprint: list[tuple[weakref.ref[Tensor], Tensor, int]] = []  # leaf, its bits, its version
         backward.before_backward.append(self.look_for_manual_update)
         backward.before_backward.append(self._name_optimizers)
         backward.after_backward.append(self._take_fingerprint)
@@ -264,9 +264,11 @@ class UpdateWatch:
         managed = len(self.optimizers) + len(self.unnamed)
         if core.local.in_step is not None or self._fingerprint or self.backward.since_update < (2 if managed else 1):
             return
+        if len(self.backward.threads) > 1:
+            return  # another thread's optimizer would be taken for a hand
         for leaf in self._candidates(loss):
             if leaf.layout == torch.strided:
-                self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone()))
+                self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone(), leaf._version))
         if self._fingerprint and not managed:
             trainable = [parameter for _, parameter in core.tree.trainable()]
             if core.budget.watching:
@@ -280,9 +282,13 @@ class UpdateWatch:
         local = self.core.local
         if not self._fingerprint or local.in_step is not None or local.in_backward:
             return
-        for ref, before in self._fingerprint:
+        for ref, before, version in self._fingerprint:
             leaf = ref()
-            if leaf is not None and leaf.numel() and not torch.equal(_head(leaf), before):
+            if leaf is None or not leaf.numel():
+                continue
+            if leaf._version != version or not torch.equal(
+                _head(leaf), before
+            ):  # NaN stays NaN: there the version tells
                 self._fingerprint.clear()
                 self.core.recorder.call(Call.STEP_MANUAL)
                 if local.kept is not None:

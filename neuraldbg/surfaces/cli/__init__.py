@@ -130,7 +130,8 @@ def run(command: Callable[[], Any]) -> int:
 
     try:
         result = command()
-        sys.stdout.flush()
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as done:
         return done.exit_code
