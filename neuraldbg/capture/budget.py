@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 FIRST_IN_FULL = 20
+NEWCOMER_IN_FULL = 10  # for an optimizer that turns up later
+NEWCOMERS = 10  # of them that get it
 LONGEST_PERIOD = 1000  # steps: even a tiny model is looked at now and then
 _SMOOTH = 0.2
 
@@ -39,6 +41,8 @@ class SamplingBudget:
         self._watch = Average()
         self._watch_ns = 0  # spent on gradient norms in the current step
         self._start = (0, 0)  # own and wall time of the first steps
+        self._full_until = FIRST_IN_FULL
+        self._newcomers = 0
         self._since_full = 0
         self._since_watch = 0
         self.full = share != 0.0
@@ -63,6 +67,12 @@ class SamplingBudget:
         self.full = self._next_is_full()
         self.watching = self.full or self._next_is_watched()
 
+    def newcomer(self) -> None:
+        """An optimizer steps for the first time: a second training, a second network. Its first steps are watched as well."""
+        self._newcomers += 1
+        if self._newcomers <= NEWCOMERS:
+            self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)
+
     def watch_cost(self, own_ns: int) -> None:
         """What one look at the gradient norms cost."""
         self._watch.add(own_ns)
@@ -73,7 +83,7 @@ class SamplingBudget:
             return True
         if self.share == 0.0:
             return False
-        return self.steps < FIRST_IN_FULL or self._since_full + 1 >= self.period
+        return self.steps < self._full_until or self._since_full + 1 >= self.period
 
     def _next_is_watched(self) -> bool:
         if self.always_watch:

@@ -224,7 +224,9 @@ def _soft_labels(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
 
 
 def _reduced(path: tuple[str, ...]) -> bool:
-    return any(name.startswith(("Mean", "Sum")) for name in path)
+    """Whether the value is averaged or summed as it is, at most weighted before: not one part of a longer formula."""
+    above = [name for name in path[::-1] if not name.startswith(("Mul", "Div", *_RESHAPING))]
+    return bool(above) and above[0].startswith(("Mean", "Sum"))
 
 
 def _reduction_name(path: tuple[str, ...]) -> str | None:

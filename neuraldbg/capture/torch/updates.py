@@ -91,6 +91,7 @@ class UpdateWatch:
             site = recorder.add_site(name, SiteKind.OPTIMIZER, op=kind, source=source)
             one = self.optimizers[optimizer] = Known(site, name)
             self.unnamed.pop(optimizer)
+            self.core.budget.newcomer()
         one.groups = len(optimizer.param_groups)
         tree = self.core.tree
         mine = list(owned(optimizer))
