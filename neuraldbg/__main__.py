@@ -19,7 +19,8 @@ def as_command(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    # `-m` puts the working directory first: a click.py there would be taken for ours. The script gets its own entry later.
+    # `-m` puts the working directory first: a click.py there would be taken for ours. The script gets its own entry
+    # later.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from neuraldbg.surfaces.cli import main
 

@@ -68,7 +68,8 @@ class SamplingBudget:
         self.watching = self.full or self._next_is_watched()
 
     def newcomer(self) -> None:
-        """An optimizer steps for the first time: a second training, a second network. Its first steps are watched as well."""
+        """An optimizer steps for the first time: a second training, a second network. Its first steps are watched as
+        well."""
         self._newcomers += 1
         if self._newcomers <= NEWCOMERS:
             self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)
