@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuraldbg.capture.attachment import Attachment, Plan
+from neuraldbg.capture.attachment import Attachment, Plan, package_parent
 from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
 from neuraldbg.errors import RunDirectoryError
@@ -124,7 +124,7 @@ class Viewer:
         options += ["--export", str(request.export)] if request.export else []
         options += ["--json"] if request.json else []
         options += ["--fail-on", request.fail_on] if request.fail_on else []
-        search = [entry for entry in path if entry not in ("", os.getcwd())]
+        search = [*(entry for entry in path if entry not in ("", os.getcwd())), package_parent()]
         code = f"import sys; sys.path[:] = {search!r}; from neuraldbg.surfaces.viewer import main; sys.exit(main())"
         command = [sys.executable, "-c", code, str(run_dir), *options]
         self._process: subprocess.Popen[bytes] | None = None

@@ -198,10 +198,11 @@ class TorchCapture:
             notices.clear()
 
     def forget(self) -> None:
-        """In a forked child: hooks stay in place but do nothing, and nothing is written."""
+        """In a forked child: hooks stay in place but do nothing, and nothing is written. Device buffers are left as
+        they are: to
+        free one is a CUDA call, and a forked process may make none."""
         self.core.on = False
         self.core.recorder.abandon()
-        self.core.device.drop()
 
 
 class DeeperRecursion:

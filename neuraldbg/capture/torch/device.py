@@ -85,10 +85,6 @@ class DeviceQueue:
             self._land(flight)
         self._buffers.clear()
 
-    def drop(self) -> None:
-        self._buffers.clear()
-        self._flights.clear()
-
     def _room(self, device: torch.device) -> _Buffer | None:
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return None  # nothing may be allocated or copied while a CUDA graph is being captured
