@@ -123,6 +123,8 @@ def check_numbers(run: Path, plain: tuple[list[Tensor], list[Tensor], list[float
             "expected",
             float(plain[1][-1].double().norm()),
         )
+        spans = trace.history("blocks.0.mlp.0", kind="span")
+        print("forward and backward of blocks.0.mlp.0 by the device's clock, us:", (spans.duration_ns // 1000)[-4:])
         print("statistics rows:", len(trace.table("stats")["step"]), " dropped:", trace.dropped)
 
 

@@ -106,9 +106,9 @@ class BackwardWatch:
         core.backwards += 1
         self.since_update += 1
         self.threads.add(get_ident())
-        if began is not None and core.sampling:
-            core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0]))
         loss = _loss_of(tensors)
+        if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
+            core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0]))
         for notice in self.after_backward:
             notice(loss)
         core.own_ns += now_ns() - end

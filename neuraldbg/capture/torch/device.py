@@ -40,6 +40,7 @@ class DeviceQueue:
     def __init__(self) -> None:
         self._buffers: dict[torch.device, _Buffer] = {}
         self._flights: deque[_Flight] = deque()
+        self._timings: deque[tuple[Any, Any, Callable[[int], None]]] = deque()
 
     def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> None:
         if tensor.numel() != 1 or tensor.is_meta or tensor.is_complex():
@@ -65,6 +66,19 @@ class DeviceQueue:
             buffer.used += 1
             buffer.waiting.append((False, deliver))
 
+    def mark(self) -> Any:
+        """A moment on the device's own clock; None without CUDA. Host time would be the time of launching, not of
+        running."""
+        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def elapsed(self, start: Any, end: Any, deliver: Callable[[int], None]) -> None:
+        """Nanoseconds between two marks, once the device has passed them."""
+        self._timings.append((start, end, deliver))
+
     def send(self) -> None:
         """Start the copy of everything measured so far."""
         for buffer in self._buffers.values():
@@ -73,17 +87,26 @@ class DeviceQueue:
 
     def poll(self) -> None:
         """Hand over what has arrived."""
+        while self._timings and self._timings[0][1].query():
+            self._tell(*self._timings.popleft())
         while self._flights and self._flights[0].done.query():
             self._land(self._flights.popleft())
 
     def finish_sync(self) -> None:
         """At the end of the run: wait for what is still on its way."""
         self.send()
+        while self._timings:
+            self._timings[0][1].synchronize()
+            self._tell(*self._timings.popleft())
         while self._flights:
             flight = self._flights.popleft()
             flight.done.synchronize()
             self._land(flight)
         self._buffers.clear()
+
+    @staticmethod
+    def _tell(start: Any, end: Any, deliver: Callable[[int], None]) -> None:
+        deliver(int(start.elapsed_time(end) * 1e6))
 
     def _room(self, device: torch.device) -> _Buffer | None:
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():

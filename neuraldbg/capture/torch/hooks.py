@@ -47,6 +47,10 @@ class Pass:
     entry_module: Any = None
 
 
+Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
+Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when we were done with it, the mark then
+
+
 class PassWatch:
     """Keeps the stack of running modules; depth 0 is a pass."""
 
@@ -61,7 +65,7 @@ class PassWatch:
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
         self.ignored: Any = SimpleNamespace(sampled=False)  # a forward that activation checkpointing repeats
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
-        self.last_backward: list[tuple[Layer, int, Pass] | None] = [None]
+        self.last_backward: list[Arrival | None] = [None]
         self.before_pass: list[Any] = []
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
 
@@ -78,7 +82,9 @@ class PassWatch:
         if local.own_pass is None:
             local.own_pass = self.begin(module, args, sys._getframe(1))
             local.pass_depth = len(stack)
-        stack.append((module, now_ns(), core.own_ns))
+        own = local.own_pass
+        mark = core.device.mark() if own is not None and own.sampled else None
+        stack.append((module, now_ns(), core.own_ns, mark))
 
     def post_hook(self, module: nn.Module, args: Any, *rest: Any) -> None:
         """`rest` is (kwargs, output), or (output,) when the forward raised and torch calls us for good measure."""
@@ -91,7 +97,7 @@ class PassWatch:
         local = core.local
         stack = local.stack
         while stack:
-            top, start_ns, own_before = stack.pop()
+            top, start_ns, own_before, mark = stack.pop()
             if top is module:
                 break
         else:
@@ -105,7 +111,8 @@ class PassWatch:
             return
         if own_pass.sampled and len(rest) == 2:
             duration = end_ns - start_ns - (core.own_ns - own_before)  # our own work inside is not the layer's
-            self.layer_seen(module, own_pass, (start_ns, duration), (args, *rest), depth)
+            marks = None if mark is None else (mark, core.device.mark())
+            self.layer_seen(module, own_pass, (start_ns, duration, marks), (args, *rest), depth)
         if depth == 0:
             local.own_pass = None
             if own_pass is not self.ignored:
@@ -181,7 +188,9 @@ class PassWatch:
                 self._mark_when_trained(one, tensor)
             self._keep_open(one)
         core.tree.pass_ended(one.model)
-        if one.sampled:
+        if one.sampled and not any(
+            t.is_cuda for t in tensors(rest[-1])
+        ):  # on a device this would be the time of launching
             times = (one.start_ns, start - one.start_ns - (core.own_ns - one.own_before))
             core.recorder.span(one.model.site, self._phase(one), times, pass_id=one.id)
         core.own_ns += now_ns() - start
@@ -254,7 +263,7 @@ class PassWatch:
 
     # -- a layer ---------------------------------------------------------------------------------------------------
 
-    def _layer_seen(self, module: nn.Module, one: Pass, times: tuple[int, int], values: Any, depth: int) -> None:
+    def _layer_seen(self, module: nn.Module, one: Pass, times: Times, values: Any, depth: int) -> None:
         """`values` = args, kwargs, output."""
         core = self.core
         begin = now_ns()
@@ -268,15 +277,8 @@ class PassWatch:
         host = sum(size for on_host, size in sizes if on_host)
         device = sum(size for on_host, size in sizes if not on_host)
         if layer.path:  # the root's own span is that of the pass
-            core.recorder.span(
-                layer.site,
-                phase,
-                times,
-                pass_id=one.id,
-                depth=depth,
-                host_bytes=host,
-                device_bytes=device,
-            )
+            size = {"depth": depth, "host_bytes": host, "device_bytes": device}
+            self._span(layer, phase, times, one, size)
         if not layer.located:
             self._locate(layer, module, outputs)
         if layer.watched:
@@ -288,6 +290,22 @@ class PassWatch:
             observe(layer, one, values)
         core.own_ns += now_ns() - begin
 
+    def _span(self, layer: Layer, phase: Phase, times: Times, one: Pass, size: dict[str, int]) -> None:
+        """What the layer took: on the host by its clock, on the device by the device's. A container on the device has
+        no time of
+        its own: our measuring of its layers runs in between."""
+        recorder = self.core.recorder
+        start, duration, marks = times
+        if marks is None or not size["device_bytes"]:
+            recorder.span(layer.site, phase, (start, duration), pass_id=one.id, **size)
+        elif layer.leaf:
+            step = recorder.step
+
+            def deliver(nanoseconds: int) -> None:
+                recorder.span(layer.site, phase, (start, nanoseconds), pass_id=one.id, step=step, **size)
+
+            self.core.device.elapsed(marks[0], marks[1], deliver)
+
     def _stats(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
         recorder = self.core.recorder
         step = recorder.step
@@ -298,15 +316,16 @@ class PassWatch:
 
         def observe(gradient: Tensor) -> None:
             begin = now_ns()
+            mark = core.device.mark() if gradient.is_cuda else None
             last = self.last_backward[0]
             if last is not None:
-                self._charge_backward(last, begin)
+                self._charge_backward(last, begin, mark)
             self._stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
             for notice in core.on_gradient:
                 notice(layer, slot, one, gradient)
             end = now_ns()
             core.own_ns += end - begin
-            self.last_backward[0] = (layer, end, one)
+            self.last_backward[0] = (layer, end, one, core.device.mark() if gradient.is_cuda else None)
 
         shielded = core.guard.shield("gradients")(observe)
 
@@ -316,15 +335,23 @@ class PassWatch:
 
         self._hook(tensor, arrived)
 
-    def _charge_backward(self, last: tuple[Layer, int, Pass], now: int) -> None:
+    def _charge_backward(self, last: Arrival, now: int, mark: Any) -> None:
         """The time since the previous output gradient arrived belongs to the layer whose gradient that was."""
-        layer, since, one = last
-        self.core.recorder.span(layer.site, Phase.BACKWARD, (since, now - since), pass_id=one.id)
+        layer, since, one, before = last
+        recorder, step = self.core.recorder, self.core.recorder.step
+        if before is None:
+            recorder.span(layer.site, Phase.BACKWARD, (since, now - since), pass_id=one.id)
+        elif mark is not None:
+
+            def deliver(nanoseconds: int) -> None:
+                recorder.span(layer.site, Phase.BACKWARD, (since, nanoseconds), pass_id=one.id, step=step)
+
+            self.core.device.elapsed(before, mark, deliver)
 
     def backward_ended(self) -> None:
         last, self.last_backward[0] = self.last_backward[0], None
         if last is not None:
-            self._charge_backward(last, now_ns())
+            self._charge_backward(last, now_ns(), self.core.device.mark() if last[3] is not None else None)
 
     def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor]) -> None:
         layer.located = True

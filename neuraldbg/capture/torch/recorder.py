@@ -131,7 +131,8 @@ class Recorder:
         self, site: int, phase: Phase, times: tuple[int, int], *, pass_id: int = -1, depth: int = 0, **size: int
     ) -> None:
         """`times` = start and duration on the monotonic clock."""
-        head = (self.step, self.next_seq(), site, pass_id, PHASE_CODE[phase], min(depth, 255))
+        when = size.get("step", self.step)
+        head = (when, self.next_seq(), site, pass_id, PHASE_CODE[phase], min(depth, 255))
         self.staging.spans((*head, *times, size.get("host_bytes", -1), size.get("device_bytes", -1)))
 
     def dropped(self) -> dict[str, int]:

@@ -47,6 +47,7 @@ class Layer:
     located: bool = False  # source line, shapes and flops are known
     wanted: bool = True  # matches the user's --layers
     wrapper: bool = False  # DDP and its like: the model inside is the layer
+    leaf: bool = False  # has no modules inside
 
 
 @dataclass(eq=False)
@@ -209,7 +210,7 @@ class ModuleTree:
         has_children = any(True for _ in module.children())
         watched = not has_children or bool(own)
         wanted = self.layer_filter is None or bool(self.layer_filter(path, type(module).__name__))
-        return Layer(site, model, path, watched=watched and wanted, wanted=wanted)
+        return Layer(site, model, path, watched=watched and wanted, wanted=wanted, leaf=not has_children)
 
     def _parameter(self, model: Model, path: str, parameter: Tensor) -> int:
         return self.recorder.add_site(

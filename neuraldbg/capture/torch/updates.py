@@ -174,7 +174,7 @@ class UpdateWatch:
         local = core.local
         duration = end - local.step_start - (core.own_ns - local.own_before)
         core.recorder.call(Call.STEP, one.site, value=lr, source=core.recorder.source(3), duration_ns=duration)
-        if core.sampling:
+        if core.sampling and not any(parameter.is_cuda for parameter in owned(optimizer)):
             core.recorder.span(one.site, Phase.UPDATE, (local.step_start, duration))
         core.recorder.scalar("lr" if one is self._first() else f"lr.{one.name}", lr)
         if local.kept is not None:
