@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,8 @@ class NeuralDbg:
         self._shape: dict[str, tuple[int, bool]] = {}
         self._own_step: dict[int, int] = {}  # the user's step number -> ours
         self._last: StepRecord | None = None
+        self._closed = False
+        self._began = 0.0
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -103,23 +108,34 @@ class NeuralDbg:
         self._capture = TorchCapture(lambda: writer, options)
         self._capture.updates.on_update.append(self._ring.step_done)
         self._capture.updates.sweep.keep_norms = True
+        self._began = time.monotonic()
+        atexit.register(self.close)
         _ = self._capture.core.recorder.writer  # a session always has a trace, also when nothing is ever trained
         return self
 
     def _info(self) -> RunInfo:
         return new_run_info(tuple(sys.argv), script=sys.argv[0] or None, budget=str(self._budget))
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Take every hook away and finish the trace. Questions about the past can still be asked."""
-        if self._capture is not None:
-            self._capture.close()
+        if self._capture is not None and not self._closed:
+            self._closed = True
+            atexit.unregister(self.close)
+            said = None if error is None else f"{type(error).__name__}: {error}"
+            duration = time.monotonic() - self._began
+            self._capture.close(exit_code=0 if error is None else 1, error=said, duration_s=duration)
             self._model = None
 
     def __enter__(self) -> NeuralDbg:
         return self.start()
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        self.close(error)
+
+    def __repr__(self) -> str:
+        state = "not started" if self._capture is None else "closed" if self._closed else "watching"
+        where = "" if self._run_dir is None else f", {self.step} updates in {self._run_dir}"
+        return f"<NeuralDbg {state}{where}>"
 
     @property
     def run_dir(self) -> Path:
@@ -224,7 +240,18 @@ class NeuralDbg:
     def inspect_layer(self, name: str) -> LayerReport:
         """The latest that is known of a layer: input, output, gradient and weight statistics, health, first bad
         step."""
-        return look.layer_report(self.trace, name)
+        limits = {"vanishing": self._vanishing, "exploding": self._exploding}
+        report = look.layer_report(self.trace, name, **limits)
+        if report.input is None:
+            report = replace(report, input=self._stored_input(report.layer))
+        return report
+
+    def _stored_input(self, layer: str) -> dict[str, Any] | None:
+        from neuraldbg.capture.torch.inprocess import describe
+
+        path = self.trace.site(layer).path
+        found = [event for event in self.events if event.layer_name == path and event.input is not None]
+        return {"step": found[-1].step, **describe(found[-1].input)} if found else None
 
     def inspect(self, layer_name: str, step: int | None = None, what: str = "output") -> TensorState:
         """A layer's tensor (`output`, `input` or `gradient`) at a past step that is still stored."""
@@ -256,9 +283,10 @@ class NeuralDbg:
 
     # -- why ---------------------------------------------------------------------------------------------------------
 
-    def explain_failure(self, failure: str | None = None) -> list[CausalHypothesis]:
+    def explain_failure(self, type: str | None = None) -> list[CausalHypothesis]:
         """Hypotheses for one sort of failure (`vanishing_gradients`, `exploding_gradients`, ...) or for all; empty
         when there is none."""
+        failure = type
         if failure is not None and failure not in look.FAILURES:
             raise UnknownName("failure type", failure, look.FAILURES, listed_by=f"one of {', '.join(look.FAILURES)}:")
         causes = self.analyze_gradient_health().causes
@@ -270,7 +298,7 @@ class NeuralDbg:
 
     def diagnose(self) -> Verdict:
         """The state of the run in one sentence, with the findings behind it."""
-        summary = summarise(self.trace)
+        summary = summarise(self.trace, alive=not self._closed)
         return Verdict(summary.verdict.state, summary.verdict.headline, tuple(self.trace.findings()))
 
 

@@ -106,13 +106,17 @@ def _records(trace: Trace, parameters: Sequence[Site]) -> list[GradientRecord]:
     return [gradient_record(step, list(parts[step].values())) for step in sorted(parts)]
 
 
-def layer_report(trace: Trace, name: str) -> LayerReport:
+def layer_report(
+    trace: Trace, name: str, *, vanishing: float | None = None, exploding: float | None = None
+) -> LayerReport:
     """Everything that was last seen of a layer."""
     site = trace.site(name)
     weights = parameters_of(trace, site)
     largest = max(weights, key=lambda one: one.parameters or 0, default=None)
     history = gradient_history(trace, name)
-    health = gradient_health(trace).layers.get(site.path or trace.canonical(site))
+    health = gradient_health(trace, vanishing=vanishing, exploding=exploding).layers.get(
+        site.path or trace.canonical(site)
+    )
     output = _latest(trace, site, Kind.ACTIVATION)
     steps = [seen["step"] for seen in (output, _latest(trace, site, Kind.GRADIENT)) if seen]
     return LayerReport(
@@ -222,9 +226,14 @@ def _hypotheses(
         if failure == "vanishing_gradients" and decay is not None and decay < 0.5:
             evidence["decay_per_layer"] = decay
         said = "fade" if failure == "vanishing_gradients" else "blow up"
-        text = f"gradients {said} in {len(hit)} of {len(health)} layers, first in {first!r} at step {since}"
-        chain = tuple(f"{name}: {hit[name].status} since step {hit[name].first_bad_step}" for name in hit)
-        yield CausalHypothesis(text, min(0.9, 0.5 + len(hit) / (2 * len(health))), evidence, chain)
+        when = "at the last step looked at" if since is None else f"at step {since}"
+        text = f"gradients {said} in {len(hit)} of {len(health)} layers, first in {first!r} {when}"
+        chain = tuple(f"{name}: {hit[name].status}" + _since(hit[name]) for name in hit)
+        yield CausalHypothesis(text, None, evidence, chain)  # how likely it is the cause is not judged here
+
+
+def _since(layer: LayerHealth) -> str:
+    return "" if layer.first_bad_step is None else f" since step {layer.first_bad_step}"
 
 
 def _advice(faded: Sequence[str], grown: Sequence[str]) -> Iterable[str]:

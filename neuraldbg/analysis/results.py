@@ -115,7 +115,7 @@ class CausalHypothesis(Result):
     """A possible cause, the numbers that speak for it, and the way from it to the failure."""
 
     description: str
-    confidence: float
+    confidence: float | None  # None = not judged
     evidence: Mapping[str, Any] = field(default_factory=dict)
     causal_chain: tuple[str, ...] = ()
 

@@ -77,7 +77,7 @@ def _trained(facts: Facts) -> str:
     if facts.updates:
         return count(facts.updates, "update")
     if facts.backwards:
-        return f"{count(facts.backwards, 'backward pass')} and no update: no parameter was changed"
+        return f"{count(facts.backwards, 'backward pass')} and no update seen"
     if not facts.models_seen:
         return "no model was seen"
     return f"{count(facts.passes, 'forward pass')}, no backward and no update"

@@ -6,6 +6,7 @@ import math
 
 FIRST_IN_FULL = 20
 NEWCOMER_IN_FULL = 10  # for an optimizer that turns up later
+PASSES_IN_FULL = 64
 NEWCOMERS = 10  # of them that get it
 LONGEST_PERIOD = 1000  # steps: even a tiny model is looked at now and then
 _SMOOTH = 0.2
@@ -41,6 +42,8 @@ class SamplingBudget:
         self._watch = Average()
         self._watch_ns = 0  # spent on gradient norms in the current step
         self._start = (0, 0)  # own and wall time of the first steps
+        self.passes = 0  # since the last update
+        self._first_pass_ns = 0
         self._full_until = FIRST_IN_FULL
         self._newcomers = 0
         self._since_full = 0
@@ -53,6 +56,7 @@ class SamplingBudget:
     def step_done(self, *, wall_ns: int, own_ns: int) -> None:
         """Account for the step that just ended, and decide how the next one is watched."""
         self.steps += 1
+        self.passes = 0
         self.last_was_full = self.full
         self.sampled += self.full
         self.own_ns += own_ns
@@ -66,6 +70,20 @@ class SamplingBudget:
         self._since_watch = 0 if self.watching else self._since_watch + 1
         self.full = self._next_is_full()
         self.watching = self.full or self._next_is_watched()
+
+    def pass_in_full(self, own_ns: int, now_ns: int) -> bool:
+        """A full step may hold a long evaluation: its first passes are looked at, later ones while the share allows."""
+        self.passes += 1
+        if self.passes == 1:
+            self._first_pass_ns = now_ns
+        if self.share is None or self.passes <= PASSES_IN_FULL:
+            return True
+        return own_ns <= self.share * (now_ns - self._first_pass_ns - own_ns)
+
+    def books_closed(self, *, wall_ns: int, own_ns: int) -> None:
+        """What came after the last update: an evaluation, or a run that never had an update."""
+        self.own_ns += own_ns
+        self.wall_ns += wall_ns
 
     def newcomer(self) -> None:
         """An optimizer steps for the first time: a second training, a second network. Its first steps are watched as

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from neuraldbg.trace.tables import TABLES
 
-LIMIT = 200_000  # rows that may wait for the flush thread before new ones are dropped and counted
+LIMIT = 100_000  # rows that may wait for the flush thread before new ones are dropped and counted
 
 
 class Sink(Protocol):
@@ -25,20 +25,25 @@ class Staging:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[tuple[Any, ...]]] = {name: deque() for name in TABLES}
-        self.stats = self._waiting["stats"].append
-        self.spans = self._waiting["spans"].append
-        self.scalars = self._waiting["scalars"].append
-        self.calls = self._waiting["calls"].append
         self.dropped = dict.fromkeys(TABLES, 0)
+        self.stats, self.spans, self.scalars, self.calls = (
+            self._bounded(table) for table in ("stats", "spans", "scalars", "calls")
+        )
+
+    def _bounded(self, table: str) -> Callable[[tuple[Any, ...]], None]:
+        waiting, dropped = self._waiting[table], self.dropped
+
+        def append(row: tuple[Any, ...]) -> None:
+            if len(waiting) < LIMIT:
+                waiting.append(row)
+            else:
+                dropped[table] += 1  # the flush thread hangs in a write
+
+        return append
 
     def drain(self, sink: Sink) -> None:
         """Move what waits into the sink. Runs in the flush thread, and once more at close."""
         for name, waiting in self._waiting.items():
-            over = len(waiting) - LIMIT
-            if over > 0:
-                for _ in range(over):
-                    waiting.popleft()
-                self.dropped[name] += over
             rows = _take(waiting)
             if rows:
                 sink.append(name, np.array(rows, dtype=TABLES[name]))

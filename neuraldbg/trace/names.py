@@ -148,7 +148,9 @@ class Names:
         return [self._canonical[site.id], site.path, *self._aliases[site.id]]
 
     def _typeable(self) -> list[str]:
-        return list(dict.fromkeys([*self._by_canonical, *self._by_alias]))
+        layers = {name for name, sites in self._by_canonical.items() if any(s.kind in LAYER_KINDS for s in sites)}
+        known = [name for name in self._by_canonical if name in layers] or list(self._by_canonical)
+        return list(dict.fromkeys([*known, *self._by_alias]))
 
     def _name(self, site: Site) -> str:
         if site.kind is SiteKind.MODEL:

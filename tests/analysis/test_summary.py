@@ -192,7 +192,7 @@ class TestHeadlines:
                 run.call(Call.BACKWARD, 0)
             run.end()
         summary = summary_of(run.directory)
-        assert summary.verdict.headline.startswith("4 backward passes and no update: no parameter was changed")
+        assert summary.verdict.headline.startswith("4 backward passes and no update seen")
         assert (summary.steps, summary.steps_kind) == (4, "backward")
 
     def test_crashed(self, tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.loss import LossAnatomy, anatomy_of
 from neuraldbg.capture.torch.stats import digest_of
 from neuraldbg.records import Call, Kind, Phase, SiteKind
 
+LOSS_LINES = 16  # lines of the script that call backward and get a series of their own
 _PROBED = 8  # parameters whose old gradient is looked at when a backward begins
 
 
@@ -28,6 +30,7 @@ class BackwardWatch:
         self.threads: set[int] = set()  # that have run a backward
         self.before_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[Tensor | None], None]] = []
+        self._unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
         self._loss_site: int | None = None
         self._lines: dict[int, str] = {}  # source id -> name of its loss series
         self._known: dict[int, tuple[Any, ...]] = {}
@@ -61,6 +64,18 @@ class BackwardWatch:
                 return original(outputs, *args, **kwargs)
 
         return grad
+
+    def wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """GradScaler.scale: the loss is what went in, not the scaled one that backward is called on."""
+
+        @wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if self.core.on and not cannot_look() and isinstance(scaled, Tensor) and isinstance(outputs, Tensor):
+                self._unscaled[scaled] = outputs.detach()
+            return scaled
+
+        return scale
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -98,7 +113,7 @@ class BackwardWatch:
                 self._record_anatomy(loss, source)
         end = now_ns()
         core.own_ns += end - start
-        return end, source
+        return end, core.own_ns
 
     def _leave(self, tensors: Any, began: tuple[int, int] | None) -> None:
         core = self.core
@@ -108,7 +123,8 @@ class BackwardWatch:
         self.threads.add(get_ident())
         loss = _loss_of(tensors)
         if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
-            core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0]))
+            own = core.own_ns - began[1]
+            core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - own))
         for notice in self.after_backward:
             notice(loss)
         core.own_ns += now_ns() - end
@@ -117,17 +133,18 @@ class BackwardWatch:
         recorder = self.core.recorder
         step = recorder.step
         name = self._lines.get(source)
-        if name is None:
+        if name is None and len(self._lines) < LOSS_LINES:
             name = self._lines[source] = f"loss.{len(self._lines)}"
-        several = len(self._lines) > 1
 
         def deliver(value: float) -> None:
             recorder.scalar("loss", value, step=step)
-            if several:
+            if name is not None:
                 recorder.scalar(name, value, step=step)
 
         if loss.is_complex():
             return
+        itself = self._unscaled.get(loss)
+        loss = loss if itself is None else itself
         value = loss if loss.numel() == 1 else loss.detach().float().mean()
         self.core.device.scalar(value, deliver)
 
@@ -142,6 +159,7 @@ class BackwardWatch:
                 kinds=anatomy.kinds,
                 anatomy=anatomy.text,
                 source_id=source,
+                series=self._lines.get(source),
                 source=recorder.frames.line(5),
                 in_model=anatomy.in_model,
                 reduction=anatomy.reduction,

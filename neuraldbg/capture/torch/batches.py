@@ -23,6 +23,7 @@ class BatchWatch:
         self.core = core
         self._sites: IdentityTable[int] = IdentityTable()  # loader -> site
         self._site_of: IdentityTable[int] = IdentityTable()  # iterator -> site
+        self._known: dict[tuple[Any, ...], int] = {}
         self._begun = core.guard.shield("loaders")(self._iterating)
         self._seen = core.guard.shield("batches")(self._batch)
 
@@ -74,8 +75,14 @@ class BatchWatch:
 
     def _introduce(self, loader: Any) -> int:
         recorder = self.core.recorder
+        key = (recorder.frames.line(), type(loader.dataset).__name__, loader.batch_size)
+        known = self._known.get(key)
+        if known is not None:
+            return known  # built anew each epoch
         name = self.core.tree.unique_name(loader, "loader")
-        site = recorder.add_site(name, SiteKind.LOADER, op=type(loader.dataset).__name__, source=recorder.frames.line())
+        site = self._known[key] = recorder.add_site(
+            name, SiteKind.LOADER, op=type(loader.dataset).__name__, source=recorder.frames.line()
+        )
         streaming = isinstance(loader.dataset, IterableDataset)
         recorder.fact(
             "loader",

@@ -10,33 +10,33 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def flops_of(module: nn.Module, outputs: list[Tensor]) -> int | None:
-    """Multiply and add count as two. None for modules whose work cannot be read off their shapes."""
+def flops_of(module: nn.Module, entered: Tensor | None, left: Tensor) -> int | None:
+    """Multiply and add count as two, biases not at all (as torch's own counter has it). None for modules whose work
+    cannot be
+    read off their shapes."""
+    if isinstance(module, _TRANSPOSED):
+        return None if entered is None else _conv_transpose(module, entered)
     for kinds, formula in _FORMULAS:
         if isinstance(module, kinds):
-            return formula(module, outputs[0])
+            return formula(module, left)
     return None
 
 
 def _linear(module: Any, out: Tensor) -> int:
-    bias = out.numel() if module._parameters.get("bias") is not None else 0
-    return 2 * out.numel() * int(module.in_features) + bias
+    return 2 * out.numel() * int(module.in_features)
 
 
 def _conv(module: Any, out: Tensor) -> int:
-    per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
-    bias = out.numel() if module._parameters.get("bias") is not None else 0
-    return int(2 * out.numel() * per_output + bias)
+    return int(2 * out.numel() * (module.in_channels // module.groups) * math.prod(module.kernel_size))
 
 
-def _conv_transpose(module: Any, out: Tensor) -> int:
-    spatial_in = out.numel() // max(module.out_channels, 1) // max(math.prod(module.stride), 1)
-    return int(
-        2 * spatial_in * module.in_channels * module.out_channels // module.groups * math.prod(module.kernel_size)
-    )
+def _conv_transpose(module: Any, entered: Tensor) -> int:
+    return int(2 * entered.numel() * (module.out_channels // module.groups) * math.prod(module.kernel_size))
 
 
-def _recurrent(module: Any, out: Tensor) -> int:
+def _recurrent(module: Any, out: Tensor) -> int | None:
+    if getattr(module, "proj_size", 0):
+        return None
     gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
     directions = 2 if module.bidirectional else 1
     tokens = out.numel() // max(out.shape[-1], 1)
@@ -46,7 +46,7 @@ def _recurrent(module: Any, out: Tensor) -> int:
     return int(2 * tokens * directions * gates * hidden * (first + later))
 
 
-def _per_element(cost: int) -> Callable[[Any, Tensor], int]:
+def _per_element(cost: int) -> Callable[[Any, Tensor], int | None]:
     return lambda _, out: cost * out.numel()
 
 
@@ -56,9 +56,9 @@ def _pooling(module: Any, out: Tensor) -> int:
     return out.numel() * (math.prod(size) if isinstance(size, tuple) else int(size) ** dimensions)
 
 
-_FORMULAS: list[tuple[tuple[type, ...], Callable[[Any, Tensor], int]]] = [
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_FORMULAS: list[tuple[tuple[type, ...], Callable[[Any, Tensor], int | None]]] = [
     ((nn.Linear,), _linear),
-    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _conv_transpose),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
     ((nn.RNNBase,), _recurrent),
     ((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _pooling),

@@ -26,18 +26,16 @@ class Frames:
 
     def __init__(self) -> None:
         self._skip = (_OURS, _torch_prefix())
-        self._is_user: dict[int, bool] = {}  # by id: hashing a code object reads all of its bytecode
-        self._kept: list[CodeType] = []  # so that no id is given out twice
+        self._is_user: dict[str, bool] = {}  # by file
         self._cwd = os.getcwd() + os.sep
 
     def is_user(self, code: CodeType) -> bool:
-        known = self._is_user.get(id(code))
+        name = code.co_filename
+        known = self._is_user.get(name)
         if known is None:
-            name = code.co_filename
             known = not (name.startswith("<frozen") or os.path.abspath(name).startswith(self._skip))
             known = known and not name.endswith((f"{os.sep}contextlib.py", f"{os.sep}functools.py"))
-            self._is_user[id(code)] = known
-            self._kept.append(code)
+            self._is_user[name] = known
         return known
 
     def user_frame(self, depth: int = 1) -> FrameType | None:

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.flops import flops_of
-from neuraldbg.capture.torch.passes import PassRecord, few_items, tensors
+from neuraldbg.capture.torch.passes import CLONE_BYTES, PassRecord, few_items, output_digest, tensors
 from neuraldbg.capture.torch.stats import identity_of, measurable
 from neuraldbg.capture.torch.tree import Layer, Model
 from neuraldbg.records import Call, Kind, Phase
 
+HASHED_ELEMENTS = 2**20  # of outputs that are hashed
 OPEN_PASSES = 4096  # grad-mode passes that may wait for their backward
+RECORDED_BYTES = 64 * 2**20  # of their inputs and buffers
 RECORDED_PASSES = 64  # passes of the current step that are kept for running again
 
 
@@ -44,6 +46,8 @@ class Pass:
     updates_seen: int = 0
     trained: bool = False
     record: PassRecord | None = None
+    record_bytes: int = 0
+    output_digest: int = 0  # of a recorded pass: what running it again must give
     entry_module: Any = None
 
 
@@ -64,6 +68,8 @@ class PassWatch:
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
         self.ignored: Any = SimpleNamespace(sampled=False)  # a forward that activation checkpointing repeats
+        self._recorded_bytes = 0
+        self.calls = 0  # of modules, for the cost of being called at all
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
         self.last_backward: list[Arrival | None] = [None]
         self.before_pass: list[Any] = []
@@ -79,6 +85,7 @@ class PassWatch:
             return
         local = core.local
         stack = local.stack
+        self.calls += 1
         if local.own_pass is None:
             local.own_pass = self.begin(module, args, sys._getframe(1))
             local.pass_depth = len(stack)
@@ -134,7 +141,8 @@ class PassWatch:
             check()
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
-        one = Pass(self.count, layer.model, layer, core.recorder.step, grad, start, source, core.sampling)
+        sampled = core.sampling and core.budget.pass_in_full(core.own_ns, start)
+        one = Pass(self.count, layer.model, layer, core.recorder.step, grad, start, source, sampled)
         self.count += 1
         layer.model.passes += 1
         kwargs = frame.f_locals.get("kwargs") or {}
@@ -158,8 +166,16 @@ class PassWatch:
         return one
 
     def _record(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
-        if len(self.current) == RECORDED_PASSES:
-            self.current.popleft().record = None
+        size = sum(buffer.numel() * buffer.element_size() for buffer in root.buffers())
+        size += sum(min(t.numel() * t.element_size(), CLONE_BYTES) for t in tensors(inputs))
+        while self.current and (len(self.current) == RECORDED_PASSES or self._recorded_bytes + size > RECORDED_BYTES):
+            oldest = self.current.popleft()
+            oldest.record = None
+            self._recorded_bytes -= oldest.record_bytes
+        if size > RECORDED_BYTES:
+            return
+        self._recorded_bytes += size
+        one.record_bytes = size
         one.record = PassRecord.take(root, *inputs, backwards=self.core.backwards)
         one.entry_module = weakref.ref(module)
         self.current.append(one)
@@ -188,6 +204,9 @@ class PassWatch:
                 self._mark_when_trained(one, tensor)
             self._keep_open(one)
         core.tree.pass_ended(one.model)
+        core.device.poll()
+        if one.record is not None and finished and sum(t.numel() for t in tensors(rest[-1])) <= HASHED_ELEMENTS:
+            one.output_digest = output_digest(rest[-1])
         if one.sampled and not any(
             t.is_cuda for t in tensors(rest[-1])
         ):  # on a device this would be the time of launching
@@ -248,6 +267,7 @@ class PassWatch:
         for one in self.current:
             one.record = one.entry_module = None
         self.current.clear()
+        self._recorded_bytes = 0
 
     def finish(self) -> None:
         for one in self.open:
@@ -270,7 +290,8 @@ class PassWatch:
         layer = core.tree.find(module)
         if layer is None or layer.wrapper:
             return
-        self.fired.add(id(module))
+        if core.recorder.step <= 20:
+            self.fired.add(id(module))
         phase = self._phase(one)
         outputs = list(tensors(values[2]))
         sizes = [(t.device.type == "cpu", t.numel() * t.element_size()) for t in outputs if measurable(t)]
@@ -280,7 +301,7 @@ class PassWatch:
             size = {"depth": depth, "host_bytes": host, "device_bytes": device}
             self._span(layer, phase, times, one, size)
         if not layer.located:
-            self._locate(layer, module, outputs)
+            self._locate(layer, module, outputs, next(tensors(values[0]), None))
         if layer.watched:
             for slot, tensor in enumerate(outputs[:8]):
                 self._stats(tensor, layer.site, (Kind.ACTIVATION, phase, slot, one.id))
@@ -316,16 +337,20 @@ class PassWatch:
 
         def observe(gradient: Tensor) -> None:
             begin = now_ns()
-            mark = core.device.mark() if gradient.is_cuda else None
             last = self.last_backward[0]
-            if last is not None:
-                self._charge_backward(last, begin, mark)
+            if layer.leaf:  # the output of a container is that of its last layer, whose time this is
+                mark = core.device.mark() if gradient.is_cuda else None
+                if last is not None:
+                    self._charge_backward(last, begin, mark)
             self._stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
             for notice in core.on_gradient:
                 notice(layer, slot, one, gradient)
             end = now_ns()
             core.own_ns += end - begin
-            self.last_backward[0] = (layer, end, one, core.device.mark() if gradient.is_cuda else None)
+            if layer.leaf:
+                self.last_backward[0] = (layer, end, one, core.device.mark() if gradient.is_cuda else None)
+            elif last is not None:
+                self.last_backward[0] = (last[0], last[1] + end - begin, *last[2:])  # our own time is nobody's
 
         shielded = core.guard.shield("gradients")(observe)
 
@@ -353,7 +378,7 @@ class PassWatch:
         if last is not None:
             self._charge_backward(last, now_ns(), self.core.device.mark() if last[3] is not None else None)
 
-    def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor]) -> None:
+    def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor], entered: Tensor | None) -> None:
         layer.located = True
         first = next((tensor for tensor in outputs if measurable(tensor)), None)
         if first is None:
@@ -365,7 +390,7 @@ class PassWatch:
             dtype=str(first.dtype).removeprefix("torch."),
             device=str(first.device),
             source=self.core.recorder.frames.line(4) or known.source,
-            flops=flops_of(module, [first]),
+            flops=flops_of(module, entered, first),
         )
 
     def _phase(self, one: Pass) -> Phase:

@@ -24,7 +24,7 @@ class Ledger:
         self.updates = updates
         self._inside = 0  # a call of ours inside a call of ours is the same call
         self._schedulers: IdentityTable[list[int]] = IdentityTable()  # scheduler -> steps seen so far
-        looked = core.guard.shield("schedulers")(self.look_at_schedulers)
+        looked = self._looked = core.guard.shield("schedulers")(self.look_at_schedulers)
         updates.passes.before_pass.append(looked)
         updates.backward.before_backward.append(looked)
         updates.before_update.append(looked)
@@ -45,6 +45,7 @@ class Ledger:
                 self._inside -= 1
             if self._inside == 0:
                 with core.own_time():
+                    self._looked()  # a scheduler that stepped before this call is written down before it
                     write(result, *args, **kwargs)
             return result
 

@@ -34,7 +34,7 @@ class Recorder:
         self.next_seq = itertools.count().__next__
         self.sites: dict[int, Site] = {}
         self._series: dict[str, int] = {}
-        self._sources: dict[tuple[int, int], int] = {}  # (id of the code, line)
+        self._sources: dict[tuple[str, int], int] = {}  # (file, line)
         self.muted = False
         self.latest: dict[str, float] = {}  # last value of each series
 
@@ -85,7 +85,7 @@ class Recorder:
         frame: FrameType | None = self.frames.user_frame(depth + 1)
         if frame is None:
             return -1
-        key = (id(frame.f_code), frame.f_lineno)
+        key = (frame.f_code.co_filename, frame.f_lineno)
         known = self._sources.get(key)
         if known is None:
             known = self._sources[key] = len(self._sources)

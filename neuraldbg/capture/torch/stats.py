@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 # count, mean, std, min, max, l2, zero_count, nan_count, inf_count, digest
 Measured = tuple[int, float, float, float, float, float, int, int, int, int]
 NAN: Final = math.nan
-BATCH_ELEMENTS: Final = 1024  # elements of a batch that go into its identity hash
+BATCH_ELEMENTS: Final = 256  # elements of a batch that go into its identity hash one by one
+SUMMED_BYTES: Final = 4 * 2**20  # of a batch whose bits go into it as a sum
+DEVICE_PIECE: Final = 2**23  # elements measured at a time on a device: bounds the memory that takes
 SQUARES_UNDERFLOW: Final = 1e-15  # float32 values below it have squares that lose digits or vanish
-_RUNS: Final = 16
 _MASK: Final = (1 << 64) - 1
 _DIGEST_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -44,7 +45,7 @@ def _is_wrapper(tensor: Any) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor)) or isinstance(tensor, FakeTensor)
 
 
-def plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
     """A real, dense, detached floating view or copy of the values that statistics are taken of."""
     values = tensor.detach()
     if values.layout == torch.sparse_coo:
@@ -54,7 +55,7 @@ def plain(tensor: Tensor) -> Tensor:
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     values = values.resolve_neg()
-    if values.dtype in (torch.float32, torch.float64):
+    if values.dtype in (torch.float32, torch.float64) or (not widen and values.is_floating_point()):
         return values
     if values.is_floating_point():
         return values.float()
@@ -108,26 +109,40 @@ def measure_on_device(tensor: Tensor, out: Tensor) -> bool:
     """The same statistics into `out` (a float64 row of 9 on the tensor's device) without waiting for the device."""
     if not measurable(tensor):
         return False
-    values = plain(tensor)
+    values = plain(tensor, widen=False)
     if values.numel() == 0:
         return False
-    nan = torch.isnan(values)
-    inf = torch.isinf(values)
-    bad = nan | inf
-    finite = torch.where(bad, torch.zeros((), dtype=values.dtype, device=values.device), values).double()
+    pieces: tuple[Tensor, ...] = torch.split(values.reshape(-1), DEVICE_PIECE)
     count = values.numel()
-    good = count - bad.sum()
-    mean = finite.sum() / good
-    spread = torch.where(bad, torch.zeros((), dtype=torch.float64, device=values.device), finite - mean)
+    parts = torch.stack([_piece(piece) for piece in pieces])
+    nans, infs, total, zeros = parts[:, 0].sum(), parts[:, 1].sum(), parts[:, 2].sum(), parts[:, 3].sum()
+    good = count - nans - infs
+    mean = total / good
+    spread = torch.stack([_deviation(piece, mean) for piece in pieces])
     std = torch.linalg.vector_norm(spread) / good.sqrt()
-    top = torch.finfo(torch.float64).max
-    low = torch.where(bad, top, finite).amin()
-    high = torch.where(bad, -top, finite).amax()
-    zeros = (values == 0).sum()
-    l2 = torch.linalg.vector_norm(finite)
-    parts = (std.new_full((), count), mean, std, low, high, l2, zeros, nan.sum(), inf.sum())
-    torch.stack([part.double() for part in parts], out=out)
+    l2 = torch.linalg.vector_norm(parts[:, 6])
+    row = (mean.new_full((), count), mean, std, parts[:, 4].amin(), parts[:, 5].amax(), l2, zeros, nans, infs)
+    torch.stack(row, out=out)
     return True
+
+
+def _piece(values: Tensor) -> Tensor:
+    """NaN count, Inf count, sum, zeros, min, max and norm of the finite values of one piece, as float64 on its
+    device."""
+    values = plain(values)
+    nan, inf = values.isnan(), values.isinf()
+    bad = nan | inf
+    finite = values.masked_fill(bad, 0)
+    low, high = values.masked_fill(bad, math.inf).amin(), values.masked_fill(bad, -math.inf).amax()
+    norm = torch.linalg.vector_norm(finite, dtype=torch.float64)
+    sums = (nan.sum(), inf.sum(), finite.sum(dtype=torch.float64), (values == 0).sum())
+    return torch.stack([part.double() for part in (*sums, low, high, norm)])
+
+
+def _deviation(values: Tensor, mean: Tensor) -> Tensor:
+    off = (plain(values).double() - mean).masked_fill(~values.isfinite(), 0)
+    norm: Tensor = torch.linalg.vector_norm(off)
+    return norm
 
 
 def from_device_row(row: Any) -> Measured:
@@ -139,15 +154,20 @@ def from_device_row(row: Any) -> Measured:
 
 
 def identity_of(tensor: Tensor) -> int:
-    """A 64-bit hash by which a batch is recognised when it comes again: shape, type and up to 1,024 elements
-    in 16 evenly spread runs."""
+    """A 64-bit hash by which a batch is recognised when it comes again: shape, type, scattered elements, and the sum
+    of all bits
+    (of up to 4 MB), so that one changed pixel in an equal frame changes it."""
     bits = _bits(tensor if tensor.layout != torch.strided or tensor.is_contiguous() else _thinned(tensor))
     if bits is None:
         return 0
-    if bits.size > BATCH_ELEMENTS:
-        gap = bits.size // _RUNS
-        bits = bits[: gap * _RUNS].reshape(_RUNS, gap)[:, : BATCH_ELEMENTS // _RUNS]
-    key = blake2b(bits.tobytes(), digest_size=8)
+    stride = max(bits.size // BATCH_ELEMENTS, 1)
+    while stride > 1 and math.gcd(stride, bits.size) != 1:
+        stride += 1  # coprime: a sample of every row, not the same column of each
+    raw = bits.view(np.uint8)[:SUMMED_BYTES]
+    whole = raw.size // 8 * 8
+    key = blake2b(bits[::stride].tobytes(), digest_size=8)
+    key.update(int(raw[:whole].view(np.uint64).sum(dtype=np.uint64)).to_bytes(8, "little"))
+    key.update(raw[whole:].tobytes())
     key.update(repr((tensor.shape, tensor.dtype)).encode())
     return int.from_bytes(key.digest(), "little") or 1
 

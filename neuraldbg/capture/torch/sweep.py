@@ -108,4 +108,6 @@ class Sweep:
         recorder = self.core.recorder
         step = recorder.step
         where = (kind, Phase.UPDATE, 0, -1)
+        if site in self.core.tree.unwanted:
+            return
         self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))

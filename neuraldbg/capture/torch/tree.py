@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,6 +78,8 @@ class ModuleTree:
         self._leaves: list[weakref.ref[Tensor]] = []
         self.names: dict[str, int] = {}
         self.layer_filter: Any = None
+        self.wanted_layers = 0
+        self.unwanted: set[int] = set()  # parameter sites of layers that --layers leaves out
         self.on_depth: Callable[[int], None] = lambda _: None  # told how deeply the modules of a model are nested
 
     # -- links -----------------------------------------------------------------------------------------------------
@@ -153,7 +156,10 @@ class ModuleTree:
             if _is_lazy(parameter):
                 model.lazy = True
             elif parameter not in self.parameter_site:
-                self.parameter_site[parameter] = self._parameter(model, _strip(path), parameter)
+                site = self.parameter_site[parameter] = self._parameter(model, _strip(path), parameter)
+                owner = self.layers.get(attempt(partial(root.get_submodule, path.rpartition(".")[0])))
+                if owner is not None and not owner.wanted:
+                    self.unwanted.add(site)
         return model
 
     def pass_ended(self, model: Model) -> None:
@@ -197,7 +203,7 @@ class ModuleTree:
 
     def _new_layer(self, model: Model, path: str, module: nn.Module, root: nn.Module) -> Layer:
         if module is root:
-            return Layer(model.site, model, "", watched=True)
+            return Layer(model.site, model, "", watched=True, leaf=not any(True for _ in module.children()))
         own = sum(_size(parameter) for parameter in module.parameters(recurse=False))
         site = self.recorder.add_site(
             path,
@@ -209,7 +215,9 @@ class ModuleTree:
         )
         has_children = any(True for _ in module.children())
         watched = not has_children or bool(own)
-        wanted = self.layer_filter is None or bool(self.layer_filter(path, type(module).__name__))
+        names = (path, f"{model.name}.{path}")
+        wanted = self.layer_filter is None or any(self.layer_filter(name, type(module).__name__) for name in names)
+        self.wanted_layers += wanted
         return Layer(site, model, path, watched=watched and wanted, wanted=wanted, leaf=not has_children)
 
     def _parameter(self, model: Model, path: str, parameter: Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -33,6 +34,7 @@ class Known:
     name: str
     updates: int = 0
     groups: int = 0
+    unknown: int = 0  # parameters of models that have not been called yet
 
 
 class UpdateWatch:
@@ -44,9 +46,10 @@ class UpdateWatch:
         self.optimizers: IdentityTable[Known] = IdentityTable()
         self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
+        self._by_hand = False
         self.cleared = False  # gradients were set to zero or None since the last update
-        self.accumulation = 0
-        self.step_started = now_ns()
+        self.accumulation: Counter[int] = Counter()  # backwards per update -> updates
+        self.step_started: int | None = None  # the first step begins with its first pass
         self.on_update: list[Callable[[int], None]] = []
         self.before_update: list[Callable[[], None]] = []
         kind = lambda optimizer: type(optimizer).__name__  # noqa: E731
@@ -59,6 +62,7 @@ class UpdateWatch:
         backward.before_backward.append(self._name_optimizers)
         backward.after_backward.append(self._take_fingerprint)
         passes.before_pass.append(self.look_for_manual_update)
+        passes.before_pass.append(self._something_begins)
 
     # -- optimizers --------------------------------------------------------------------------------------------------
 
@@ -96,6 +100,7 @@ class UpdateWatch:
         tree = self.core.tree
         mine = list(owned(optimizer))
         sites = [tree.parameter_site.get(parameter) for parameter in mine]
+        one.unknown = sum(site is None for site in sites)
         recorder.fact(
             "optimizer",
             **{"class": kind},
@@ -103,7 +108,7 @@ class UpdateWatch:
             name=one.name,
             groups=[_hyper(group) for group in optimizer.param_groups],
             parameter_sites=[site for site in sites if site is not None],
-            unknown_parameters=sum(site is None for site in sites),
+            unknown_parameters=one.unknown,
             source=source,
         )
         return one
@@ -153,6 +158,8 @@ class UpdateWatch:
         if not self._watched(optimizer):
             return
         one = self.known(optimizer)
+        if one.unknown and one.updates < 3:
+            self._introduce(optimizer, one)  # its model has been called meanwhile
         if core.budget.watching:
             self.sweep.watch_norm(owned(optimizer))
         if core.sampling:
@@ -219,13 +226,13 @@ class UpdateWatch:
         core = self.core
         begin = now_ns()
         recorder = core.recorder
-        wall = begin - self.step_started
-        recorder.scalar("step_time_s", wall / 1e9)
+        if self.step_started is not None:
+            recorder.scalar("step_time_s", (begin - self.step_started - core.own_ns) / 1e9)  # less what is ours
+        started = self.step_started or begin
         if core.sampling:
             self._resources()
-        if self.backward.since_update and self.backward.since_update != self.accumulation:
-            self.accumulation = self.backward.since_update
-            recorder.fact("accumulation", backwards_per_update=self.accumulation)
+        if self.backward.since_update:
+            self.accumulation[self.backward.since_update] += 1
         self.backward.since_update = 0
         self.cleared = False
         for notice in self.on_update:
@@ -236,7 +243,7 @@ class UpdateWatch:
         core.device.send()
         end = now_ns()
         core.own_ns += end - begin
-        core.budget.step_done(wall_ns=end - self.step_started, own_ns=core.own_ns)
+        core.budget.step_done(wall_ns=end - started, own_ns=core.own_ns)
         core.own_ns = 0
         self.step_started = end
 
@@ -248,11 +255,17 @@ class UpdateWatch:
         if device is not None:
             recorder.scalar("device_bytes", float(device))
 
+    def _something_begins(self) -> None:
+        if self.step_started is None:
+            self.step_started = now_ns()
+
     # -- updates by hand ---------------------------------------------------------------------------------------------
 
     def _candidates(self, loss: Tensor | None) -> Iterable[Tensor]:
-        found = [parameter for _, parameter in self.core.tree.trainable() if parameter.grad is not None]
-        if not found and loss is not None and self.core.tree.only is None:
+        optimizers = [optimizer for table in (self.optimizers, self.unnamed) for optimizer, _ in table.items()]
+        mine = {id(parameter) for optimizer in optimizers for parameter in owned(optimizer)}
+        found = [p for _, p in self.core.tree.trainable() if p.grad is not None and id(p) not in mine]
+        if not found and not mine and loss is not None and self.core.tree.only is None:
             found = [leaf for leaf in _leaves_of(loss) if leaf.grad is not None]
             for leaf in found:
                 self.core.tree.adopt_leaf(leaf)
@@ -267,6 +280,8 @@ class UpdateWatch:
             return
         if len(self.backward.threads) > 1:
             return  # another thread's optimizer would be taken for a hand
+        if self.stepped and not self._by_hand and self.stepped % 16:
+            return  # optimizers are at work; now and then it is worth a look whether a hand is too
         for leaf in self._candidates(loss):
             if leaf.layout == torch.strided:
                 self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone(), leaf._version))
@@ -291,6 +306,7 @@ class UpdateWatch:
                 _head(leaf), before
             ):  # NaN stays NaN: there the version tells
                 self._fingerprint.clear()
+                self._by_hand = True
                 self.core.recorder.call(Call.STEP_MANUAL)
                 if local.kept is not None:
                     self.sweep.after(local.kept)
@@ -303,6 +319,14 @@ class UpdateWatch:
         named too."""
         self.look_for_manual_update()
         self._introduced()
+        self.write_accumulation()
+
+    def write_accumulation(self) -> None:
+        """Backwards per update, as most updates had them (a GAN's two networks differ)."""
+        if self.accumulation:
+            most, _ = self.accumulation.most_common(1)[0]
+            seen = {str(count): updates for count, updates in self.accumulation.most_common(8)}
+            self.core.recorder.fact("accumulation", backwards_per_update=most, updates_by_backwards=seen)
 
 
 def _is_running(optimizer: Optimizer) -> bool:

@@ -38,7 +38,7 @@ def render_list(layers: tuple[LayerSummary, ...], console: Console, *, run_dir: 
             shortened(layer.type or DASH, 20),
             quantity(layer.params) if layer.params else DASH,
             f"step {layer.first_bad_step}" if bad else DASH,
-            ", ".join(layer.aliases[:4]) or DASH,
+            shortened(", ".join(layer.aliases[:4]) or DASH, max(width - width // 3 - 50, 12)),
         )
     console.print(table)
     console.print(f"\nOne layer: neural inspect {display_path(run_dir)} {layers[0].path}", style="dim", soft_wrap=True)
