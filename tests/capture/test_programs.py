@@ -84,6 +84,22 @@ def test_the_ledger_counts_what_the_program_did(truth: Truth, debugged: Any) -> 
     }
     for call, passes in expected.items():
         assert passes is None or count(call) == passes, call
+    if "compiled" not in truth.program:  # compiling runs autograd.grad of its own
+        assert count(Call.AUTOGRAD_GRAD) == truth.grad_calls
+
+
+@pytest.mark.parametrize("truth", TRUTHS, ids=IDS)
+def test_loaders_processes_and_the_place_of_the_loss_are_known(truth: Truth, debugged: Any) -> None:
+    from neuraldbg import open_trace
+
+    *_, run_dir = debugged(truth)
+    with open_trace(run_dir) as trace:
+        loaders = {(fact["name"], fact["workers"]) for fact in trace.facts("loader")}
+        assert loaders == set(truth.loaders)
+        assert len(trace.ranks) == truth.processes
+        assert trace.run.steps_kind == truth.steps_kind
+        if trace.facts("loss"):
+            assert any(fact["in_model"] for fact in trace.facts("loss")) == truth.in_model
 
 
 @pytest.mark.parametrize("truth", TRUTHS, ids=IDS)
@@ -95,5 +111,10 @@ def test_layers_have_statistics_times_and_lines(truth: Truth, debugged: Any) -> 
     assert layers, "layers with parameters are listed"
     if "compiled" in truth.program:
         return
-    seen = [layer for layer in layers if layer["time_ms"]["forward"] is not None]
-    assert seen, "layers were timed"
+    for what in ("activation", "gradient", "source"):
+        assert any(_has(layer, what) for layer in layers), what
+    assert any(layer["time_ms"]["forward"] for layer in layers), "layers were timed"
+
+
+def _has(layer: dict[str, Any], what: str) -> bool:
+    return bool(layer["stats"].get(what)) if what != "source" else True
