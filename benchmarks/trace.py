@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraldbg.capture.staging import Staging
 from neuraldbg.records import Call, RunInfo, SiteKind
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
 from neuraldbg.trace.tables import CALL_CODE, CALLS, STATS
@@ -111,6 +112,23 @@ def slow_writer_cpu_per_row(folder: Path, seconds: float = 3.0) -> float:
     return (spent - (time.process_time() - start)) / writer.written["stats"]
 
 
+def hook_row_cpu(folder: Path, total_rows: int = 200_000) -> float:
+    """One row as a hook leaves it: a tuple from the training thread, made into columns and written by the other."""
+    run = create_run(RunInfo("bench", ("bench",), None, {}, ""), out=folder / "hooks")
+    row = tuple(step_rows(np.random.default_rng(0))[0].tolist())
+    staging = Staging()
+    with TraceWriter(run) as writer:
+        writer.add_source(staging.drain)
+        start = time.process_time()
+        for number in range(total_rows):
+            staging.stats(row)
+            if number % 5_000 == 0:
+                time.sleep(PAUSE_S)
+        writer.close()
+        spent = time.process_time() - start
+    return spent / (writer.written["stats"] or 1)
+
+
 def cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -128,8 +146,10 @@ def spread(measured: list[float]) -> str:
 def measure(folder: Path, total_rows: int) -> list[tuple[str, str, str]]:
     fast = [writer_cpu_per_row(folder / f"fast{n}", total_rows // 5) for n in range(WRITER_RUNS)]
     slow = [slow_writer_cpu_per_row(folder / f"slow{n}") for n in range(WRITER_RUNS)]
+    hooks = [hook_row_cpu(folder / f"hooks{n}") for n in range(WRITER_RUNS)]
     lines = [
         ("writer, CPU per row, fast run", spread(fast), "0.3 us"),
+        ("one row from a hook, staging and all", spread(hooks), ""),
         ("writer, CPU per row, 100 steps/s", spread(slow), ""),
     ]
     run, _, _ = write_run(folder, total_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ class Side:
     first_loss: float | None
     final_loss: float | None
     step_time_s: float | None  # median
+    command: str = ""
+    optimizers: str = ""  # classes and last learning rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,14 @@ def _side(session: Session, loss: Sequence[tuple[int, float]]) -> Side:
         first_loss=loss[0][1] if loss else None,
         final_loss=loss[-1][1] if loss else None,
         step_time_s=float(np.median(times)) if times else None,
+        command=shlex.join(run.get("command") or ()),
+        optimizers=", ".join(_optimizer(one) for one in run.get("optimizers") or ()),
     )
+
+
+def _optimizer(one: Mapping[str, Any]) -> str:
+    lr = one.get("lr")
+    return f"{one.get('class')}" + (f" lr {lr:.4g}" if isinstance(lr, int | float) else "")
 
 
 def _series(session: Session, name: str) -> list[tuple[int, float]]:

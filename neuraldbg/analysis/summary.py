@@ -12,8 +12,8 @@ from neuraldbg.analysis.layers import LayerSummary, summarise_layers
 from neuraldbg.analysis.ranks import main_rank, run_of_main
 from neuraldbg.analysis.series import SERIES_NAMES, Point, points, scalar_series
 from neuraldbg.analysis.verdict import Facts, Verdict, judge
-from neuraldbg.records import Call, RunInfo, Site, SiteKind
-from neuraldbg.trace.tables import CALL_CODE
+from neuraldbg.records import Call, Kind, RunInfo, Site, SiteKind
+from neuraldbg.trace.tables import CALL_CODE, KIND_CODE
 
 if TYPE_CHECKING:
     from neuraldbg.trace import Trace
@@ -46,6 +46,12 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
+class LossLine:
+    label: str  # "gan.py:31"
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     level: str  # "info" or "warning"
     text: str
@@ -69,6 +75,8 @@ class RunSummary:
     damage: str | None
     findings: tuple[Mapping[str, Any], ...]
     verdict: Verdict
+    loss_lines: tuple[LossLine, ...] = ()  # one per line that calls backward, where there are several
+    measured_step: int | None = None  # the last step whose layers were measured
 
 
 def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
@@ -78,19 +86,8 @@ def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
     series = scalar_series(trace)
     layers = summarise_layers(trace)
     models = _models(trace)
-    facts = Facts(
-        run=run,
-        ended=run.ended,
-        alive=alive,
-        updates=calls.updates(),
-        backwards=calls.backwards(),
-        passes=calls.count(Call.PASS),
-        losses=series["loss"][1] if "loss" in series else None,
-        loss_steps=series["loss"][0] if "loss" in series else None,
-        models_seen=len(models),
-        stray_models=_stray_models(trace, models, calls),
-        layers=layers,
-    )
+    lines = _loss_lines(trace, series)
+    facts = _facts(trace, run, calls, (series, lines), (layers, models), alive)
     return RunSummary(
         run=run,
         ended=run.ended,
@@ -108,6 +105,8 @@ def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
         damage=trace.damage,
         findings=tuple(trace.findings()),
         verdict=judge(facts),
+        loss_lines=lines,
+        measured_step=_measured_step(trace),
     )
 
 
@@ -223,6 +222,39 @@ def _loss_kinds(trace: Trace) -> tuple[str, ...]:
 def _last(trace: Trace, type_: str, field: str) -> Any:
     facts = trace.facts(type_)
     return facts[-1].get(field) if facts else None
+
+
+def _facts(
+    trace: Trace, run: Any, calls: _Calls, curves: tuple[Any, Any], parts: tuple[Any, Any], alive: bool | None
+) -> Facts:
+    (series, lines), (layers, models) = curves, parts
+    return Facts(
+        mixed_losses=len(lines) > 1,
+        run=run,
+        ended=run.ended,
+        alive=alive,
+        updates=calls.updates(),
+        backwards=calls.backwards(),
+        passes=calls.count(Call.PASS),
+        losses=series["loss"][1] if "loss" in series else None,
+        loss_steps=series["loss"][0] if "loss" in series else None,
+        models_seen=len(models),
+        stray_models=_stray_models(trace, models, calls),
+        layers=layers,
+    )
+
+
+def _loss_lines(trace: Trace, series: Mapping[str, Any]) -> tuple[LossLine, ...]:
+    """Two networks have two losses: kept apart by the line of the script that calls backward."""
+    sources = {fact["series"]: fact.get("source") for fact in trace.facts("loss") if fact.get("series")}
+    named = [LossLine(sources.get(name) or name, points(series, name)) for name in sorted(sources) if name in series]
+    return tuple(named) if len(named) > 1 else ()
+
+
+def _measured_step(trace: Trace) -> int | None:
+    rows = trace.table("stats", columns=["step", "kind"])
+    steps = rows["step"][rows["kind"] == KIND_CODE[Kind.ACTIVATION]]
+    return int(steps.max()) if len(steps) else None
 
 
 def _overhead(trace: Trace) -> Overhead:

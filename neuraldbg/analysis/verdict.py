@@ -36,6 +36,7 @@ class Facts:
     models_seen: int
     stray_models: Sequence[str]
     layers: Sequence[LayerSummary]
+    mixed_losses: bool = False  # of several networks: the first and the last are not of one kind
 
 
 def judge(facts: Facts) -> Verdict:
@@ -93,7 +94,7 @@ def _details(facts: Facts) -> list[str]:
         return []
     found = [] if facts.models_seen else ["no model was seen"]
     losses = facts.losses
-    if losses is not None and len(losses):
+    if losses is not None and len(losses) and not facts.mixed_losses:
         found.append(
             f"loss {number(losses[0])} -> {number(losses[-1])}" if len(losses) > 1 else f"loss {number(losses[0])}"
         )

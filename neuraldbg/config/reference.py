@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neuraldbg.config import values
-from neuraldbg.config.schema import INTERVAL, NEURAL_VARIABLES, SETTINGS, Config, Setting, variable_of
+from neuraldbg.config.schema import IN_EFFECT, INTERVAL, NEURAL_VARIABLES, SETTINGS, Config, Setting, variable_of
 
 
 def reference_table() -> str:
@@ -23,9 +23,9 @@ def _row(setting: Setting) -> tuple[str, ...]:
         f"`{setting.key}`",
         _shown(setting),
         setting.form.expected,
-        f"`{setting.flag}`" if setting.flag else "-",
+        f"`{setting.flag}`" if setting.flag and setting.key in IN_EFFECT else "-",
         ", ".join(f"`{name}`" for name in variables),
-        setting.meaning,
+        setting.meaning + ("" if setting.key in IN_EFFECT else " (not acted on yet)"),
     )
 
 

@@ -33,6 +33,12 @@ class Setting:
         return variable_of(self.key)
 
 
+# what this version acts on; the other keys are checked and kept for the versions that will
+IN_EFFECT = frozenset(
+    {"budget", "layers", "max_disk", "out", "fail_on", "headless", "dashboard.enabled", "host", "port"}
+)
+
+
 def variable_of(key: str) -> str:
     return "NEURALDBG_" + key.upper().replace(".", "__")
 

@@ -68,7 +68,7 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
     if target is None:
         raise UsageError("debug needs a target: neural debug train.py")
     config = _config(options)
-    for note in config.notes:
+    for note in (*config.notes, *_idle_keys(config)):
         _note(note)
     if options["port"] is not None:
         _note(f"no dashboard in this version: --port {options['port']} has no effect")
@@ -82,6 +82,14 @@ def _config(options: dict[str, Any]) -> Config:
     flags["dashboard.enabled"] = options["dashboard"]
     flags["layers"] = options["layers"] or None
     return load_config(flags)
+
+
+def _idle_keys(config: Config) -> list[str]:
+    """Keys somebody has set and this version does not act on: said, so that nobody waits for them."""
+    from neuraldbg.config.schema import IN_EFFECT, SETTINGS
+
+    idle = [key for key in SETTINGS if key not in IN_EFFECT and config.origin(key) != "default"]
+    return [f"{config.origin(key)}: {key} has no effect in this version" for key in idle]
 
 
 def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict[str, Any], live: bool) -> int:

@@ -34,6 +34,8 @@ def _table(comparison: Comparison, console: Console) -> object:
     table.add_column(f"A  {shortened(a.id, width - 3)}", no_wrap=True)
     table.add_column(f"B  {shortened(b.id, width - 3)}", no_wrap=True)
     for name, left, right in (
+        ("Command", shortened(a.command, width - 3) or DASH, shortened(b.command, width - 3) or DASH),
+        ("Optimizer", shortened(a.optimizers, width - 3) or DASH, shortened(b.optimizers, width - 3) or DASH),
         ("Final loss", figure(a.final_loss), figure(b.final_loss)),
         ("First loss", figure(a.first_loss), figure(b.first_loss)),
         ("Updates", f"{a.steps:,}", f"{b.steps:,}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from neuraldbg.surfaces.terminal.layer_table import bad_lines, table_lines, tell
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from neuraldbg.analysis.series import Point
     from neuraldbg.analysis.summary import RunSummary
 
 MOST_LAYERS = 25
@@ -30,6 +32,8 @@ def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> No
     _render_head(summary, console)
     if summary.layers:
         console.print()
+        if summary.measured_step is not None:
+            console.print(f"Layers at step {summary.measured_step:,}, the last one measured in full", style="dim")
         shown = telling(summary.layers, MOST_LAYERS)
         for line in table_lines(shown, console.width):
             console.print(line, no_wrap=True, crop=True)
@@ -57,10 +61,12 @@ def labelled(console: Console, label: str, text: str, *, style: str = "", label_
 
 def _render_head(summary: RunSummary, console: Console) -> None:
     labelled(console, "NeuralDbg", _title(summary), style="bold")
+    losses = [_curve(line.label, line.points, console) for line in summary.loss_lines[:MOST_NAMED]]
     for label, text in (
         ("Model", _models(summary)),
         ("Optimizer", _optimizers(summary)),
-        ("Loss", _loss(summary, console)),
+        ("Loss", " + ".join(summary.loss_kinds) if losses else _loss(summary, console)),
+        *(("", text) for text in losses),
     ):
         if text:
             labelled(console, label, text)
@@ -104,12 +110,15 @@ def _listed(named: list[str], total: int) -> str:
 
 
 def _loss(summary: RunSummary, console: Console) -> str:
+    return _curve(" + ".join(summary.loss_kinds), summary.series.get("loss", ()), console)
+
+
+def _curve(kinds: str, points: Sequence[Point], console: Console) -> str:
     import numpy as np
 
     from neuraldbg.analysis.series import buckets
 
-    kinds = " + ".join(summary.loss_kinds)
-    values = [value for _, value in summary.series.get("loss", ())]
+    values = [value for _, value in points]
     if not values:
         return kinds
     if len(values) == 1:
