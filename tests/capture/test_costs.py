@@ -14,6 +14,7 @@ from neuraldbg.capture.budget import PASSES_IN_FULL
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.hooks import RECORDED_BYTES
 from neuraldbg.capture.torch.stats import identity_of
+from neuraldbg.capture.torch.tree import REBUILT_APART
 from neuraldbg.records import Phase
 from neuraldbg.trace.tables import PHASE_CODE
 
@@ -102,3 +103,18 @@ def test_kept_passes_are_bounded_in_bytes(tmp_path: Path) -> None:
         kept = [one.record_bytes for one in capture.passes.current if one.record is not None]
         assert 0 < sum(kept) <= RECORDED_BYTES
         assert all(one.output_digest for one in capture.passes.current)
+
+
+def test_a_loop_that_builds_its_model_anew_does_not_fill_the_trace(tmp_path: Path) -> None:
+    with watching(tmp_path) as capture:
+        for _ in range(40):
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+        few = len(capture.core.recorder.sites)
+    with trace_of(tmp_path) as trace:
+        assert len(trace.facts("model")) == REBUILT_APART
+        assert len(trace.facts("model_rebuilt")) == 40 - REBUILT_APART
+        assert trace.run.steps == 40
+    assert few < 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.records import SiteKind
 
+REBUILT_APART = 8  # models of one class and shape that get sites of their own
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -61,6 +62,8 @@ class Model:
     passes: int = 0
     wrapper: str | None = None
     lazy: bool = False  # some parameters get their shape in the first pass
+    rebuilt: bool = False
+    sites: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind of site, path) -> site
 
 
 class ModuleTree:
@@ -77,6 +80,7 @@ class ModuleTree:
         self.parameter_site: IdentityTable[int] = IdentityTable()
         self._leaves: list[weakref.ref[Tensor]] = []
         self.names: dict[str, int] = {}
+        self._alike: dict[Any, list[Model]] = {}  # class and shapes -> models, living and gone
         self.layer_filter: Any = None
         self.wanted_layers = 0
         self.unwanted: set[int] = set()  # parameter sites of layers that --layers leaves out
@@ -144,9 +148,7 @@ class ModuleTree:
         deepest = 0
         for path, module in root.named_modules():
             deepest = max(deepest, path.count("."))
-            for (
-                child
-            ) in module.children():  # a copied, unpickled or earlier built model was not seen being put together
+            for child in module.children():  # a copied or unpickled model was not seen being put together
                 if child not in self._parent:
                     self._parent[child] = weakref.ref(module)
             if module not in self.layers:
@@ -156,7 +158,7 @@ class ModuleTree:
             if _is_lazy(parameter):
                 model.lazy = True
             elif parameter not in self.parameter_site:
-                site = self.parameter_site[parameter] = self._parameter(model, _strip(path), parameter)
+                site = self.parameter_site[parameter] = self._parameter_of(model, _strip(path), parameter)
                 owner = self.layers.get(attempt(partial(root.get_submodule, path.rpartition(".")[0])))
                 if owner is not None and not owner.wanted:
                     self.unwanted.add(site)
@@ -172,7 +174,24 @@ class ModuleTree:
             self.recorder.refine_site(model.site, parameters=total)
             self._write_model(root, model, total)
 
+    def _rebuilt(self, root: nn.Module) -> Model | None:
+        """A loop that builds its model anew each time would fill the trace with sites: after the first few, a new
+        model takes the
+        sites of one that is gone and had the same class and shapes."""
+        shapes = tuple((path, tuple(p.shape)) for path, p in root.named_parameters() if not _is_lazy(p))
+        alike = self._alike.setdefault((type(root), shapes), [])
+        gone = next((model for model in alike if model.ref() is None), None)
+        if gone is None or len(alike) < REBUILT_APART:
+            return None
+        gone.ref, gone.rebuilt = weakref.ref(root), True
+        self.models[root] = gone
+        self.recorder.fact("model_rebuilt", site=gone.site, name=gone.name)
+        return gone
+
     def _new_model(self, root: nn.Module, wrapper: nn.Module | None) -> Model:
+        again = self._rebuilt(root)
+        if again is not None:
+            return again
         name = self.unique_name(root, type(root).__name__.lower(), wrapper)
         total = sum(_size(parameter) for parameter in root.parameters())
         source = self.recorder.frames.line()
@@ -186,6 +205,8 @@ class ModuleTree:
         )
         wrapped = None if wrapper is None else type(wrapper).__name__
         model = self.models[root] = Model(site, name, weakref.ref(root), wrapper=wrapped)
+        shapes = tuple((path, tuple(p.shape)) for path, p in root.named_parameters() if not _is_lazy(p))
+        self._alike[type(root), shapes].append(model)
         self._write_model(root, model, total)
         return model
 
@@ -205,20 +226,28 @@ class ModuleTree:
         if module is root:
             return Layer(model.site, model, "", watched=True, leaf=not any(True for _ in module.children()))
         own = sum(_size(parameter) for parameter in module.parameters(recurse=False))
-        site = self.recorder.add_site(
-            path,
-            SiteKind.MODULE,
-            op=type(module).__name__,
-            model=model.site,
-            defined=self._defined.get(module),
-            parameters=own,
-        )
+        site = model.sites.get(("module", path)) if model.rebuilt else None
+        if site is None:
+            site = model.sites["module", path] = self.recorder.add_site(
+                path,
+                SiteKind.MODULE,
+                op=type(module).__name__,
+                model=model.site,
+                defined=self._defined.get(module),
+                parameters=own,
+            )
         has_children = any(True for _ in module.children())
         watched = not has_children or bool(own)
         names = (path, f"{model.name}.{path}")
         wanted = self.layer_filter is None or any(self.layer_filter(name, type(module).__name__) for name in names)
         self.wanted_layers += wanted
         return Layer(site, model, path, watched=watched and wanted, wanted=wanted, leaf=not has_children)
+
+    def _parameter_of(self, model: Model, path: str, parameter: Tensor) -> int:
+        site = model.sites.get(("parameter", path)) if model.rebuilt else None  # a replaced parameter is another one
+        if site is None:
+            site = model.sites["parameter", path] = self._parameter(model, path, parameter)
+        return site
 
     def _parameter(self, model: Model, path: str, parameter: Tensor) -> int:
         return self.recorder.add_site(

@@ -20,6 +20,7 @@ from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.sweep import Sweep, owned
+from neuraldbg.capture.torch.tree import REBUILT_APART
 from neuraldbg.records import Call, Phase, SiteKind
 
 _LOOKS = 3  # backwards in which the name of an optimizer that has not stepped is looked for
@@ -47,6 +48,7 @@ class UpdateWatch:
         self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
         self._by_hand = False
+        self._alike: dict[tuple[str, str | None], list[Known]] = {}
         self.cleared = False  # gradients were set to zero or None since the last update
         self.accumulation: Counter[int] = Counter()  # backwards per update -> updates
         self.step_started: int | None = None  # the first step begins with its first pass
@@ -90,17 +92,24 @@ class UpdateWatch:
         recorder = self.core.recorder
         source = recorder.frames.line()
         kind = type(optimizer).__name__
+        again = self._alike.get((kind, source), [])
+        if one is None and len(again) >= REBUILT_APART:
+            one = self.optimizers[optimizer] = again[-1]  # a loop that makes its optimizer anew: one site is enough
+            self.unnamed.pop(optimizer)
         if one is None:
             name = self.core.tree.unique_name(optimizer, kind.lower())
             site = recorder.add_site(name, SiteKind.OPTIMIZER, op=kind, source=source)
             one = self.optimizers[optimizer] = Known(site, name)
             self.unnamed.pop(optimizer)
+            self._alike.setdefault((kind, source), []).append(one)
             self.core.budget.newcomer()
         one.groups = len(optimizer.param_groups)
         tree = self.core.tree
         mine = list(owned(optimizer))
         sites = [tree.parameter_site.get(parameter) for parameter in mine]
         one.unknown = sum(site is None for site in sites)
+        if len(again) >= REBUILT_APART and one in again:
+            return one
         recorder.fact(
             "optimizer",
             **{"class": kind},
