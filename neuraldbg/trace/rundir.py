@@ -108,9 +108,9 @@ def load_run_info(run_directory: Path) -> tuple[RunInfo, str | None]:
 
 def new_run_info(command: tuple[str, ...], *, script: str | None, budget: str) -> RunInfo:
     """What is known of a run before it starts."""
-    stem = Path(script).stem if script else "session"
+    stem = (Path(script).stem if script else "").strip("-") or "session"  # a program read from stdin is called "-"
     return RunInfo(
-        id=f"{datetime.now():%Y%m%d-%H%M%S}-{stem or 'session'}",
+        id=f"{datetime.now():%Y%m%d-%H%M%S}-{stem}",
         command=command,
         backend=None,
         versions={"neuraldbg": own_version(), "python": sys.version.split()[0]},
