@@ -12,6 +12,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +116,19 @@ def _run_directory(request: Request) -> Path:
 # -- the viewer --------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """The viewer inherits the block: a Ctrl-C while it is still starting does not end it. Ours comes a moment later."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Viewer:
     """The child that reports. It learns of our end, however we end, from a pipe that only we hold open."""
 
@@ -129,7 +144,8 @@ class Viewer:
         command = [sys.executable, "-c", code, str(run_dir), *options]
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._process = subprocess.Popen(command, pass_fds=(reading,), stdin=subprocess.DEVNULL)
+            with _interrupts_held():
+                self._process = subprocess.Popen(command, pass_fds=(reading,), stdin=subprocess.DEVNULL)
         except OSError as error:
             print(f"neuraldbg: no verdict will be printed, the viewer did not start: {error}", file=sys.stderr)
         finally:

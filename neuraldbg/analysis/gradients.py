@@ -1,8 +1,8 @@
 """Are the gradients healthy? Pure functions over each layer's gradient norms.
 
 By default every judgement is relative, so that the scale of the loss does not matter: a layer vanishes against the
-strongest layer of
-its network, and explodes against its own past. Absolute thresholds count only when the user gives them.
+strongest layer of its network, and explodes against its own past. Absolute thresholds count only when the user
+gives them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def is_bad(norm: float) -> bool:
 
 def vanishing(layers: Mapping[str, LayerGradients], *, threshold: float | None = None) -> list[str]:
     """Layers whose latest gradient has faded. With a threshold: below it. Else: far below the strongest layer, or
-    exactly zero
-    everywhere."""
+    exactly zero everywhere."""
     current = {name: one for name, one in layers.items() if one.norms and not is_bad(one.norms[-1])}
     if threshold is not None:
         return [name for name, one in current.items() if one.norms[-1] < threshold]

@@ -12,8 +12,8 @@ from neuraldbg.analysis.layers import LayerSummary, summarise_layers
 from neuraldbg.analysis.ranks import main_rank, run_of_main
 from neuraldbg.analysis.series import SERIES_NAMES, Point, points, scalar_series
 from neuraldbg.analysis.verdict import Facts, Verdict, judge
-from neuraldbg.records import Call, Kind, RunInfo, Site, SiteKind
-from neuraldbg.trace.tables import CALL_CODE, KIND_CODE
+from neuraldbg.records import Call, RunInfo, Site, SiteKind
+from neuraldbg.trace.tables import CALL_CODE
 
 if TYPE_CHECKING:
     from neuraldbg.trace import Trace
@@ -106,7 +106,7 @@ def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
         findings=tuple(trace.findings()),
         verdict=judge(facts),
         loss_lines=lines,
-        measured_step=_measured_step(trace),
+        measured_step=max((layer.stats_step for layer in layers if layer.stats_step is not None), default=None),
     )
 
 
@@ -249,12 +249,6 @@ def _loss_lines(trace: Trace, series: Mapping[str, Any]) -> tuple[LossLine, ...]
     sources = {fact["series"]: fact.get("source") for fact in trace.facts("loss") if fact.get("series")}
     named = [LossLine(sources.get(name) or name, points(series, name)) for name in sorted(sources) if name in series]
     return tuple(named) if len(named) > 1 else ()
-
-
-def _measured_step(trace: Trace) -> int | None:
-    rows = trace.table("stats", columns=["step", "kind"])
-    steps = rows["step"][rows["kind"] == KIND_CODE[Kind.ACTIVATION]]
-    return int(steps.max()) if len(steps) else None
 
 
 def _overhead(trace: Trace) -> Overhead:

@@ -26,8 +26,7 @@ class SamplingBudget:
     """`share` of the bare step time may be spent: None = every step in full, 0 = nothing but the ledger.
 
     A step's bare time is its wall time less the time spent in our own code. The price of a full step and that of a
-    quiet one are
-    averaged apart; the period between full steps follows from the two.
+    quiet one are averaged apart; the period between full steps follows from the two.
     """
 
     def __init__(self, share: float | None) -> None:

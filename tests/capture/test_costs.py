@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 from watching import net, trace_of, watching
 
@@ -118,3 +119,15 @@ def test_a_loop_that_builds_its_model_anew_does_not_fill_the_trace(tmp_path: Pat
         assert len(trace.facts("model_rebuilt")) == 40 - REBUILT_APART
         assert trace.run.steps == 40
     assert few < 100
+
+
+def test_hooks_of_the_users_own_see_no_call_of_ours(tmp_path: Path) -> None:
+    """What being called costs is measured by calling; somebody who listens to every call must not hear that."""
+    heard = []
+    handle = register_module_forward_hook(lambda module, *_: heard.append(type(module).__name__))
+    try:
+        with watching(tmp_path):
+            net()(torch.randn(2, 4))
+    finally:
+        handle.remove()
+    assert heard == ["Linear", "Tanh", "Linear", "Sequential"]

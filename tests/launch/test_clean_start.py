@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 
 def _debug(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
@@ -38,3 +43,26 @@ def test_a_script_may_close_its_stdout(tmp_path: Path) -> None:
     done = _debug(tmp_path, "import sys\nprint('last words')\nsys.stdout.close()\n")
     assert (done.returncode, done.stdout) == (0, "last words\n")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.2])
+def test_ctrl_c_while_the_viewer_is_still_starting_does_not_cost_the_report(tmp_path: Path, delay: float) -> None:
+    source = """import time
+print("running", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("caught")
+"""
+    (tmp_path / "train.py").write_text(source)
+    command = [sys.executable, "-m", "neuraldbg", "train.py"]
+    pipe = subprocess.PIPE
+    started = subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    assert started.stdout is not None
+    assert started.stdout.readline() == "running\n"
+    time.sleep(delay)
+    os.killpg(started.pid, signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert (started.returncode, out) == (0, "caught\n")
+    assert "Verdict" in err
+    assert "Traceback" not in err

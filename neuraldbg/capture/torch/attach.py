@@ -151,7 +151,10 @@ class TorchCapture:
             self.updates.write_accumulation()
 
     def _dispatch_ns(self) -> float:
-        """What one call of a module costs more because our hooks are there, between full steps."""
+        """What one call of a module costs more because our hooks are there, between full steps. Not measured, and so
+        left out, where the user has global hooks too: those must not see calls of ours."""
+        if _foreign_global_hooks():
+            return 0.0
         if self._dispatch is None:
             local, quiet = self.core.local, nn.Identity()
             kept = local.own_pass, local.pass_depth, list(local.stack)
@@ -173,8 +176,7 @@ class TorchCapture:
 
     def overhead(self) -> dict[str, Any]:
         """Our own time over the rest. Being called at all is part of it: torch's way through global hooks is measured
-        once and
-        counted for every call of a module."""
+        once and counted for every call of a module."""
         budget = self.core.budget
         dispatch = int(self.passes.calls * self._dispatch_ns())
         bare = budget.wall_ns - budget.own_ns - dispatch
@@ -238,8 +240,7 @@ class TorchCapture:
 
     def forget(self) -> None:
         """In a forked child: hooks stay in place but do nothing, and nothing is written. Device buffers are left as
-        they are: to
-        free one is a CUDA call, and a forked process may make none."""
+        they are: to free one is a CUDA call, and a forked process may make none."""
         self.core.on = False
         self.core.recorder.abandon()
 

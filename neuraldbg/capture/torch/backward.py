@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ class BackwardWatch:
         self.core = core
         self.passes = passes
         self.since_update = 0
-        self.threads: set[int] = set()  # that have run a backward
         self.before_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[Tensor | None], None]] = []
         self._unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
@@ -120,7 +118,6 @@ class BackwardWatch:
         end = now_ns()
         core.backwards += 1
         self.since_update += 1
-        self.threads.add(get_ident())
         loss = _loss_of(tensors)
         if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
             own = core.own_ns - began[1]

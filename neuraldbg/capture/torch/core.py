@@ -82,9 +82,8 @@ class Core:
         return self.budget.full
 
     def measure(self, tensor: Tensor, site: int, deliver: Callable[[Measured], None]) -> None:
-        """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured
-        costs its own
-        site its statistics and nothing else."""
+        """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured costs
+        its own site its statistics and nothing else."""
         self._measure(tensor, site, deliver)
 
     def _measured(self, tensor: Tensor, _: int, deliver: Callable[[Measured], None]) -> None:

@@ -34,8 +34,7 @@ class _Flight:
 
 class DeviceQueue:
     """Host tensors are read on the spot. Device tensors leave their numbers in a buffer on the device; the buffer is
-    copied
-    asynchronously, and its numbers are handed over by a later `poll`."""
+    copied asynchronously, and its numbers are handed over by a later `poll`."""
 
     def __init__(self) -> None:
         self._buffers: dict[torch.device, _Buffer] = {}

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 def flops_of(module: nn.Module, entered: Tensor | None, left: Tensor) -> int | None:
     """Multiply and add count as two, biases not at all (as torch's own counter has it). None for modules whose work
-    cannot be
-    read off their shapes."""
+    cannot be read off their shapes."""
     if isinstance(module, _TRANSPOSED):
         return None if entered is None else _conv_transpose(module, entered)
     for kinds, formula in _FORMULAS:

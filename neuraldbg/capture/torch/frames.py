@@ -69,8 +69,7 @@ class Frames:
 
     def names_of(self, target: object, depth: int = 1) -> list[str]:
         """What user code calls `target`, best first: outer frames before inner ones (there names are widest known),
-        and in each
-        a plain variable before an attribute before an entry of a list or dict."""
+        and in each a plain variable before an attribute before an entry of a list or dict."""
         names: list[str] = []
         for frame in reversed(list(self.user_frames(depth + 1))):
             plain, dotted, entries = found = ([], [], [])  # type: tuple[list[str], list[str], list[str]]

@@ -1,9 +1,8 @@
 """Forward passes, seen through torch's global module hooks.
 
-Global hooks and not hooks on each module: nn.TransformerEncoderLayer looks for per-module hooks and leaves its fused
-inference path when
-it finds one, which changes results in the last bits. The first line of each hook is the compile guard: Dynamo traces
-into hooks.
+Global hooks and not hooks on each module: nn.TransformerEncoderLayer looks for per-module hooks and leaves its
+fused inference path when it finds one, which changes results in the last bits. The first line of each hook is the
+compile guard: Dynamo traces into hooks.
 """
 
 from __future__ import annotations
@@ -313,8 +312,7 @@ class PassWatch:
 
     def _span(self, layer: Layer, phase: Phase, times: Times, one: Pass, size: dict[str, int]) -> None:
         """What the layer took: on the host by its clock, on the device by the device's. A container on the device has
-        no time of
-        its own: our measuring of its layers runs in between."""
+        no time of its own: our measuring of its layers runs in between."""
         recorder = self.core.recorder
         start, duration, marks = times
         if marks is None or not size["device_bytes"]:

@@ -25,8 +25,7 @@ class Gradient:
 
 def gradients_now_sync(capture: TorchCapture) -> list[Gradient]:
     """The gradients of the update just done: measured in full where they are still there (and written to the trace
-    where the
-    step was not sampled), else the norms that were taken before the step."""
+    where the step was not sampled), else the norms that were taken before the step."""
     capture.core.budget.always_watch = capture.updates.sweep.keep_norms = True
     if capture.updates.cleared:
         return _norms_before_step(capture)

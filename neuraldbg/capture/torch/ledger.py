@@ -99,8 +99,7 @@ class Ledger:
 
     def look_at_schedulers(self, *_: Any) -> None:
         """Which schedulers have stepped since the last look. Their `step` is not patched: torch's warnings about a
-        wrong order
-        name the caller's line, and a wrapper would be that caller."""
+        wrong order name the caller's line, and a wrapper would be that caller."""
         taken: dict[int, tuple[Optimizer, int]] = {}
         for scheduler, seen in self._schedulers.items():
             count, optimizer = _steps_of(scheduler), getattr(scheduler, "optimizer", None)

@@ -44,8 +44,7 @@ class Patches:
 
 def _restore(owner: Any, name: str, ours: Any, patch: _Patch) -> None:
     """Put back what stood there. A patch on top of ours stays: taking it away would break its owner, and when that
-    owner is
-    another session of ours, it steps over us when it goes."""
+    owner is another session of ours, it steps over us when it goes."""
     patch.closed = True
     if vars(owner).get(name, _ABSENT) is not ours:
         return

@@ -155,8 +155,7 @@ def from_device_row(row: Any) -> Measured:
 
 def identity_of(tensor: Tensor) -> int:
     """A 64-bit hash by which a batch is recognised when it comes again: shape, type, scattered elements, and the sum
-    of all bits
-    (of up to 4 MB), so that one changed pixel in an equal frame changes it."""
+    of all bits (of up to 4 MB), so that one changed pixel in an equal frame changes it."""
     bits = _bits(tensor if tensor.layout != torch.strided or tensor.is_contiguous() else _thinned(tensor))
     if bits is None:
         return 0

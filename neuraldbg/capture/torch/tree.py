@@ -176,8 +176,7 @@ class ModuleTree:
 
     def _rebuilt(self, root: nn.Module) -> Model | None:
         """A loop that builds its model anew each time would fill the trace with sites: after the first few, a new
-        model takes the
-        sites of one that is gone and had the same class and shapes."""
+        model takes the sites of one that is gone and had the same class and shapes."""
         shapes = tuple((path, tuple(p.shape)) for path, p in root.named_parameters() if not _is_lazy(p))
         alike = self._alike.setdefault((type(root), shapes), [])
         gone = next((model for model in alike if model.ref() is None), None)

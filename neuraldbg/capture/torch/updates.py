@@ -93,7 +93,8 @@ class UpdateWatch:
         source = recorder.frames.line()
         kind = type(optimizer).__name__
         again = self._alike.get((kind, source), [])
-        if one is None and len(again) >= REBUILT_APART:
+        rebuilt = one is None and len(again) >= REBUILT_APART
+        if rebuilt:
             one = self.optimizers[optimizer] = again[-1]  # a loop that makes its optimizer anew: one site is enough
             self.unnamed.pop(optimizer)
         if one is None:
@@ -108,7 +109,7 @@ class UpdateWatch:
         mine = list(owned(optimizer))
         sites = [tree.parameter_site.get(parameter) for parameter in mine]
         one.unknown = sum(site is None for site in sites)
-        if len(again) >= REBUILT_APART and one in again:
+        if rebuilt:
             return one
         recorder.fact(
             "optimizer",
@@ -281,20 +282,16 @@ class UpdateWatch:
         return sorted(found, key=Tensor.numel)[:2]
 
     def _take_fingerprint(self, loss: Tensor | None) -> None:
-        """An optimizer that owns a parameter is expected to move it: by hand means that two backwards passed without
-        a step."""
+        """Of parameters that no optimizer owns: one that has an owner is expected to be moved by it."""
         core = self.core
-        managed = len(self.optimizers) + len(self.unnamed)
-        if core.local.in_step is not None or self._fingerprint or self.backward.since_update < (2 if managed else 1):
+        if core.local.in_step is not None or self._fingerprint:
             return
-        if len(self.backward.threads) > 1:
-            return  # another thread's optimizer would be taken for a hand
         if self.stepped and not self._by_hand and self.stepped % 16:
             return  # optimizers are at work; now and then it is worth a look whether a hand is too
         for leaf in self._candidates(loss):
             if leaf.layout == torch.strided:
                 self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone(), leaf._version))
-        if self._fingerprint and not managed:
+        if self._fingerprint and not (len(self.optimizers) or len(self.unnamed)):
             trainable = [parameter for _, parameter in core.tree.trainable()]
             if core.budget.watching:
                 self.sweep.watch_norm(trainable)
@@ -302,8 +299,7 @@ class UpdateWatch:
 
     def look_for_manual_update(self) -> None:
         """After a backward and without an optimizer: have two small parameters changed their values? (`p.data.add_`
-        does not
-        move version counters, so values are compared.)"""
+        does not move version counters, so values are compared; NaN stays NaN, and there the version tells.)"""
         local = self.core.local
         if not self._fingerprint or local.in_step is not None or local.in_backward:
             return
@@ -311,9 +307,7 @@ class UpdateWatch:
             leaf = ref()
             if leaf is None or not leaf.numel():
                 continue
-            if leaf._version != version or not torch.equal(
-                _head(leaf), before
-            ):  # NaN stays NaN: there the version tells
+            if leaf._version != version or not torch.equal(_head(leaf), before):
                 self._fingerprint.clear()
                 self._by_hand = True
                 self.core.recorder.call(Call.STEP_MANUAL)
