@@ -132,11 +132,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A symptom, seen by one detector, with the numbers that convinced it."""
+    """A symptom or a cause, with the numbers that convinced whoever found it and, apart from them, what is inferred."""
 
-    kind: str
+    kind: str  # an id of the taxonomy
     severity: Severity
-    summary: str
+    summary: str  # one sentence
     step: int | None = None
     last_step: int | None = None
     layer: str | None = None
@@ -144,24 +144,24 @@ class Finding:
     source: str | None = None
     evidence: Mapping[str, float | str] = field(default_factory=dict)
     rank: int = 0
+    confidence: float | None = None  # 0 to 1
+    inference: str = ""  # what follows from the evidence, and why it matters
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
     title: str
-    patch: str | None = None
-    auto: str = "D"
+    patch: str | None = None  # unified diff against the user's file
+    auto: str = "D"  # R = can be tried at run time, S = needs a source edit, D = the user decides, N = not repairable
     verified: bool | None = None
     effect: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A cause: what was inferred, from which findings, how surely, and what cures it."""
+    """A finding in its place: what it led to, earliest first, and what cures it."""
 
-    cause: str
-    confidence: float
-    explanation: str
+    finding: Finding
     chain: tuple[Finding, ...] = ()
     fixes: tuple[Fix, ...] = ()
 

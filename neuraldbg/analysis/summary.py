@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from neuraldbg.analysis.diagnose import Judgement, diagnose
+from neuraldbg.analysis.evidence import Thresholds
+from neuraldbg.analysis.findings import as_dict
 from neuraldbg.analysis.layers import LayerSummary, summarise_layers
 from neuraldbg.analysis.ranks import main_rank, run_of_main
 from neuraldbg.analysis.series import SERIES_NAMES, Point, points, scalar_series
@@ -77,9 +80,10 @@ class RunSummary:
     verdict: Verdict
     loss_lines: tuple[LossLine, ...] = ()  # one per line that calls backward, where there are several
     measured_step: int | None = None  # the last step whose layers were measured
+    judgement: Judgement | None = None
 
 
-def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
+def summarise(trace: Trace, *, alive: bool | None = None, thresholds: Thresholds | None = None) -> RunSummary:
     """The whole run. `alive` says whether its process still runs, for a trace without an end; None = unknown."""
     calls = _Calls(trace)
     run = run_of_main(trace)
@@ -88,6 +92,7 @@ def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
     models = _models(trace)
     lines = _loss_lines(trace, series)
     facts = _facts(trace, run, calls, (series, lines), (layers, models), alive)
+    judgement = diagnose(trace, thresholds)
     return RunSummary(
         run=run,
         ended=run.ended,
@@ -103,10 +108,11 @@ def summarise(trace: Trace, *, alive: bool | None = None) -> RunSummary:
         notes=tuple(Note(fact.get("level", "info"), fact["text"]) for fact in trace.facts("note")),
         dropped=dict(trace.dropped),
         damage=trace.damage,
-        findings=tuple(trace.findings()),
-        verdict=judge(facts),
+        findings=tuple(as_dict(one) for one in judgement.diagnoses),
+        verdict=judge(facts, judgement),
         loss_lines=lines,
         measured_step=max((layer.stats_step for layer in layers if layer.stats_step is not None), default=None),
+        judgement=judgement,
     )
 
 

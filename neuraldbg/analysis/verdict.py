@@ -1,4 +1,4 @@
-"""The one sentence about a run, made of measured facts only: causes are not diagnosed in this version."""
+"""The one sentence about a run: what is wrong and where, or that nothing is, or what would decide it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraldbg.analysis.diagnose import Judgement
 from neuraldbg.analysis.layers import LayerSummary
-from neuraldbg.records import RunInfo
+from neuraldbg.records import Finding, RunInfo, Severity
 
-NO_DIAGNOSIS = "causes are not diagnosed in this version"
+ENOUGH_UPDATES = 10  # before which a run without findings is not called healthy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,12 @@ class Facts:
     mixed_losses: bool = False  # of several networks: the first and the last are not of one kind
 
 
-def judge(facts: Facts) -> Verdict:
-    """`undecided`, with what is certain: how it ended, how far it came, the loss, the first NaN or Inf."""
+def judge(facts: Facts, judgement: Judgement) -> Verdict:
+    """The first finding above info decides; without one, a run that trained and was seen well enough is healthy."""
+    loud = judgement.loud
+    if loud:
+        state = "critical" if any(one.finding.severity is Severity.CRITICAL for one in loud) else "warning"
+        return Verdict(state, headline(loud[0].finding))
     ending = _ending(facts)
     trained = _trained(facts)
     known = ", ".join([trained, *_details(facts)])
@@ -48,7 +53,40 @@ def judge(facts: Facts) -> Verdict:
         return Verdict("undecided", "no model was seen: nothing of this script could be watched")
     if not ending and not facts.updates and not facts.backwards:
         return Verdict("undecided", f"{trained}: this script did not train")
-    return Verdict("undecided", "; ".join(part for part in (ending, known, NO_DIAGNOSIS) if part))
+    missing = _missing(facts, ending, judgement)
+    if missing is None:
+        return Verdict("healthy", f"{known}; {_checked(judgement)}")
+    return Verdict("undecided", "; ".join(part for part in (ending, known, missing) if part))
+
+
+def headline(finding: Finding) -> str:
+    """What is wrong, since when, where: `... (since step 12, layer fc2, train.py:31)`."""
+    since = f"since step {finding.step:,}" if finding.step is not None else None
+    layer = f"layer {finding.layer}" if finding.layer and finding.layer not in finding.summary else None
+    source = finding.source if finding.source and finding.source not in finding.summary else None
+    place = ", ".join(part for part in (since, layer, source) if part)
+    return f"{finding.summary.rstrip('.')} ({place})" if place else finding.summary.rstrip(".")
+
+
+def _missing(facts: Facts, ending: str | None, judgement: Judgement) -> str | None:
+    """What would have to be known before the run may be called healthy; None when it may."""
+    if facts.alive and not facts.ended:
+        return "nothing wrong so far"
+    if ending:
+        return "nothing else is known to be wrong"
+    if facts.updates < ENOUGH_UPDATES:
+        return f"too few updates to judge ({ENOUGH_UPDATES} decide)"
+    if judgement.failed:
+        return f"{count(len(judgement.failed), 'check')} failed: {', '.join(sorted(judgement.failed)[:3])}"
+    return None
+
+
+def _checked(judgement: Judgement) -> str:
+    decided = judgement.checked - len(judgement.unchecked)
+    told = f"{decided} of {count(judgement.checked, 'check')} found nothing"
+    if judgement.unchecked:
+        told += f"; {count(len(judgement.unchecked), 'check')} could not be made"
+    return told
 
 
 def _ending(facts: Facts) -> str | None:

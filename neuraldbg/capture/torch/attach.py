@@ -28,6 +28,7 @@ from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.batches import BatchWatch
 from neuraldbg.capture.torch.bypass import Bypass
 from neuraldbg.capture.torch.core import Core, undisturbed
+from neuraldbg.capture.torch.evidence import start_watchers
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.ledger import Ledger
 from neuraldbg.capture.torch.patches import Patches
@@ -77,6 +78,7 @@ class TorchCapture:
         self.bypass = Bypass(self.core, self.passes, self.patches)
         self.updates.on_update.append(self.bypass.after_update)
         self.updates.on_update.append(self._report_overhead)
+        self.watchers = start_watchers(self)
         self._reported_at = time.monotonic()
         self._dispatch: float | None = None
         self._closed = False
@@ -204,6 +206,7 @@ class TorchCapture:
         for part in (
             self.updates.finish,
             self.ledger.look_at_schedulers,
+            *self.core.moments.ending,
             self.passes.finish,
             self.core.device.finish_sync,
         ):
@@ -237,6 +240,8 @@ class TorchCapture:
         observers = (self.core.on_layer, self.core.on_gradient)
         for notices in (*watchers, self.backward.before_backward, self.backward.after_backward, *observers):
             notices.clear()
+        self.core.moments.clear()
+        self.watchers.clear()
 
     def forget(self) -> None:
         """In a forked child: hooks stay in place but do nothing, and nothing is written. Device buffers are left as

@@ -85,7 +85,7 @@ class BackwardWatch:
         finally:
             core.local.in_backward -= 1
             core.any_backward -= 1
-            self.passes.backward_ended()
+            self.passes.layers.backward_ended()
 
     # -- a backward -------------------------------------------------------------------------------------------------
 
@@ -109,6 +109,8 @@ class BackwardWatch:
             self._record_loss(loss, source)
             if core.sampling or source not in self._known:
                 self._record_anatomy(loss, source)
+        for notice in core.moments.backward_begun:
+            notice(loss, source)
         end = now_ns()
         core.own_ns += end - start
         return end, core.own_ns
@@ -122,7 +124,7 @@ class BackwardWatch:
         if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
             own = core.own_ns - began[1]
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - own))
-        for notice in self.after_backward:
+        for notice in (*self.after_backward, *core.moments.backward_done):
             notice(loss)
         core.own_ns += now_ns() - end
 

@@ -71,6 +71,8 @@ class BatchWatch:
         core.recorder.call(Call.BATCH, site, value=waited / 1e9, digest=digest, duration_ns=waited)
         if core.sampling:
             core.recorder.span(site, Phase.DATA, (start, waited))
+        for notice in core.moments.batch:
+            notice(site, batch)
         core.own_ns += now_ns() - end
 
     def _introduce(self, loader: Any) -> int:

@@ -43,7 +43,7 @@ class Bypass:
         for root, _ in self.core.tree.models.items():
             for module in root.modules():
                 ran = any(p.grad is not None for p in module.parameters(recurse=False))
-                if ran and id(module) not in self.passes.fired:
+                if ran and id(module) not in self.passes.layers.fired:
                     suspects.append(module)
         self.wrap_suspects(suspects)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from neuraldbg.capture.budget import SamplingBudget
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.torch.device import DeviceQueue
+from neuraldbg.capture.torch.moments import Moments
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
@@ -71,11 +72,16 @@ class Core:
     recording: bool = True  # keep passes so that they can be run again
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
+    moments: Moments = field(default_factory=Moments)
 
     def __post_init__(self) -> None:
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
             self._measured
         )
+
+    def take_part(self, moment: str, place: str, notice: Callable[..., None]) -> None:
+        """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave."""
+        getattr(self.moments, moment).append(self.guard.shield(place)(notice))
 
     @property
     def sampling(self) -> bool:

@@ -28,6 +28,8 @@ class Frames:
         self._skip = (_OURS, _torch_prefix())
         self._is_user: dict[str, bool] = {}  # by file
         self._cwd = os.getcwd() + os.sep
+        self.unread: list[tuple[str, str]] = []  # files of the user's that were named, as shown and as opened
+        self._named: set[str] = set()
 
     def is_user(self, code: CodeType) -> bool:
         name = code.co_filename
@@ -55,12 +57,14 @@ class Frames:
     def display(self, filename: str) -> str:
         """A file as a person would write it: relative to the working directory, or to site-packages."""
         path = os.path.abspath(filename)
-        if path.startswith(self._cwd):
-            return path[len(self._cwd) :]
         marker = f"{os.sep}site-packages{os.sep}"
         if marker in path:
             return path.split(marker, 1)[1]
-        return os.path.basename(path)
+        shown = path[len(self._cwd) :] if path.startswith(self._cwd) else os.path.basename(path)
+        if filename not in self._named:
+            self._named.add(filename)
+            self.unread.append((shown, filename))
+        return shown
 
     def line(self, depth: int = 1) -> str | None:
         """`train.py:42` of the innermost user frame."""

@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,39 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
-from neuraldbg.capture.torch.flops import flops_of
-from neuraldbg.capture.torch.passes import CLONE_BYTES, PassRecord, few_items, output_digest, tensors
-from neuraldbg.capture.torch.stats import identity_of, measurable
-from neuraldbg.capture.torch.tree import Layer, Model
-from neuraldbg.records import Call, Kind, Phase
+from neuraldbg.capture.torch.layer_watch import LayerWatch
+from neuraldbg.capture.torch.passes import CLONE_BYTES, Pass, PassRecord, few_items, output_digest, tensors
+from neuraldbg.capture.torch.stats import identity_of
+from neuraldbg.records import Call, Kind
 
 HASHED_ELEMENTS = 2**20  # of outputs that are hashed
 OPEN_PASSES = 4096  # grad-mode passes that may wait for their backward
 RECORDED_BYTES = 64 * 2**20  # of their inputs and buffers
 RECORDED_PASSES = 64  # passes of the current step that are kept for running again
-
-
-@dataclass(eq=False)
-class Pass:
-    id: int
-    model: Model
-    entry: Layer
-    step: int
-    grad: bool
-    start_ns: int
-    source: int
-    sampled: bool
-    own_before: int = 0  # our own time when it began
-    updates_seen: int = 0
-    trained: bool = False
-    record: PassRecord | None = None
-    record_bytes: int = 0
-    output_digest: int = 0  # of a recorded pass: what running it again must give
-    entry_module: Any = None
-
-
-Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
-Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when we were done with it, the mark then
 
 
 class PassWatch:
@@ -63,16 +38,15 @@ class PassWatch:
         self.open: deque[Pass] = deque()
         self.current: deque[Pass] = deque()  # passes since the last update, with their records
         shield = core.guard.shield
-        self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self._layer_seen)
+        self.layers = LayerWatch(core, self._hook)
+        self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.layers.seen)
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
         self.ignored: Any = SimpleNamespace(sampled=False)  # a forward that activation checkpointing repeats
         self._recorded_bytes = 0
         self.calls = 0  # of modules, for the cost of being called at all
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
-        self.last_backward: list[Arrival | None] = [None]
         self.before_pass: list[Any] = []
-        self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
 
     # -- hooks -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +96,7 @@ class PassWatch:
         if depth == 0:
             local.own_pass = None
             if own_pass is not self.ignored:
-                self.end(own_pass, rest)
+                self.end(own_pass, (args, *rest))
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -159,6 +133,8 @@ class PassWatch:
         )
         if core.recording and one.sampled and grad and root is not None and few_items((args, kwargs)):
             self._record(one, module, root, (args, kwargs))
+        for notice in core.moments.pass_begun:
+            notice(one, root, args, kwargs)
         one.start_ns = now_ns()
         core.own_ns += one.start_ns - start
         one.own_before = core.own_ns
@@ -188,13 +164,14 @@ class PassWatch:
             part = identity_of(tensor)
             digest = (digest * 1099511628211 + part) & ((1 << 64) - 1) if part else digest
             if one.sampled:
-                self._stats(tensor, one.model.site, (Kind.INPUT, self._phase(one), slot, one.id))
+                self.layers.stats(tensor, one.model.site, (Kind.INPUT, one.phase, slot, one.id))
         return digest
 
     def _end(self, one: Pass, rest: tuple[Any, ...]) -> None:
+        """`rest` = args, kwargs, output; without kwargs when the forward raised."""
         core = self.core
         start = now_ns()
-        finished = len(rest) == 2
+        finished = len(rest) == 3
         if not one.grad:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
         else:
@@ -210,7 +187,10 @@ class PassWatch:
             t.is_cuda for t in tensors(rest[-1])
         ):  # on a device this would be the time of launching
             times = (one.start_ns, start - one.start_ns - (core.own_ns - one.own_before))
-            core.recorder.span(one.model.site, self._phase(one), times, pass_id=one.id)
+            core.recorder.span(one.model.site, one.phase, times, pass_id=one.id)
+        if finished:
+            for notice in core.moments.pass_ended:
+                notice(one, one.model.ref(), rest[:2], rest[2])
         core.own_ns += now_ns() - start
 
     def _mark_when_trained(self, one: Pass, tensor: Tensor) -> None:
@@ -279,117 +259,3 @@ class PassWatch:
     def _close(self, one: Pass) -> None:
         if not one.trained:
             self.core.recorder.call(Call.PASS_ORPHAN, one.model.site, pass_id=one.id)
-
-    # -- a layer ---------------------------------------------------------------------------------------------------
-
-    def _layer_seen(self, module: nn.Module, one: Pass, times: Times, values: Any, depth: int) -> None:
-        """`values` = args, kwargs, output."""
-        core = self.core
-        begin = now_ns()
-        layer = core.tree.find(module)
-        if layer is None or layer.wrapper:
-            return
-        if core.recorder.step <= 20:
-            self.fired.add(id(module))
-        phase = self._phase(one)
-        outputs = list(tensors(values[2]))
-        sizes = [(t.device.type == "cpu", t.numel() * t.element_size()) for t in outputs if measurable(t)]
-        host = sum(size for on_host, size in sizes if on_host)
-        device = sum(size for on_host, size in sizes if not on_host)
-        if layer.path:  # the root's own span is that of the pass
-            size = {"depth": depth, "host_bytes": host, "device_bytes": device}
-            self._span(layer, phase, times, one, size)
-        if not layer.located:
-            self._locate(layer, module, outputs, next(tensors(values[0]), None))
-        if layer.watched:
-            for slot, tensor in enumerate(outputs[:8]):
-                self._stats(tensor, layer.site, (Kind.ACTIVATION, phase, slot, one.id))
-                if tensor.requires_grad and one.grad:
-                    self._watch_gradient(tensor, layer, slot, one)
-        for observe in core.on_layer:
-            observe(layer, one, values)
-        core.own_ns += now_ns() - begin
-
-    def _span(self, layer: Layer, phase: Phase, times: Times, one: Pass, size: dict[str, int]) -> None:
-        """What the layer took: on the host by its clock, on the device by the device's. A container on the device has
-        no time of its own: our measuring of its layers runs in between."""
-        recorder = self.core.recorder
-        start, duration, marks = times
-        if marks is None or not size["device_bytes"]:
-            recorder.span(layer.site, phase, (start, duration), pass_id=one.id, **size)
-        elif layer.leaf:
-            step = recorder.step
-
-            def deliver(nanoseconds: int) -> None:
-                recorder.span(layer.site, phase, (start, nanoseconds), pass_id=one.id, step=step, **size)
-
-            self.core.device.elapsed(marks[0], marks[1], deliver)
-
-    def _stats(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
-        recorder = self.core.recorder
-        step = recorder.step
-        self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
-
-    def _watch_gradient(self, tensor: Tensor, layer: Layer, slot: int, one: Pass) -> None:
-        core = self.core
-
-        def observe(gradient: Tensor) -> None:
-            begin = now_ns()
-            last = self.last_backward[0]
-            if layer.leaf:  # the output of a container is that of its last layer, whose time this is
-                mark = core.device.mark() if gradient.is_cuda else None
-                if last is not None:
-                    self._charge_backward(last, begin, mark)
-            self._stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
-            for notice in core.on_gradient:
-                notice(layer, slot, one, gradient)
-            end = now_ns()
-            core.own_ns += end - begin
-            if layer.leaf:
-                self.last_backward[0] = (layer, end, one, core.device.mark() if gradient.is_cuda else None)
-            elif last is not None:
-                self.last_backward[0] = (last[0], last[1] + end - begin, *last[2:])  # our own time is nobody's
-
-        shielded = core.guard.shield("gradients")(observe)
-
-        def arrived(gradient: Tensor) -> None:
-            if core.on:
-                shielded(gradient)
-
-        self._hook(tensor, arrived)
-
-    def _charge_backward(self, last: Arrival, now: int, mark: Any) -> None:
-        """The time since the previous output gradient arrived belongs to the layer whose gradient that was."""
-        layer, since, one, before = last
-        recorder, step = self.core.recorder, self.core.recorder.step
-        if before is None:
-            recorder.span(layer.site, Phase.BACKWARD, (since, now - since), pass_id=one.id)
-        elif mark is not None:
-
-            def deliver(nanoseconds: int) -> None:
-                recorder.span(layer.site, Phase.BACKWARD, (since, nanoseconds), pass_id=one.id, step=step)
-
-            self.core.device.elapsed(before, mark, deliver)
-
-    def backward_ended(self) -> None:
-        last, self.last_backward[0] = self.last_backward[0], None
-        if last is not None:
-            self._charge_backward(last, now_ns(), self.core.device.mark() if last[3] is not None else None)
-
-    def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor], entered: Tensor | None) -> None:
-        layer.located = True
-        first = next((tensor for tensor in outputs if measurable(tensor)), None)
-        if first is None:
-            return
-        known = self.core.recorder.sites[layer.site]
-        self.core.recorder.refine_site(
-            layer.site,
-            shape=tuple(first.shape),
-            dtype=str(first.dtype).removeprefix("torch."),
-            device=str(first.device),
-            source=self.core.recorder.frames.line(4) or known.source,
-            flops=flops_of(module, entered, first),
-        )
-
-    def _phase(self, one: Pass) -> Phase:
-        return Phase.FORWARD if one.grad else Phase.EVAL

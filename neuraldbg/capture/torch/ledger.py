@@ -29,7 +29,9 @@ class Ledger:
         updates.backward.before_backward.append(looked)
         updates.before_update.append(looked)
 
-    def _noted(self, original: _Original, note: Callable[..., None]) -> _Original:
+    def _noted(
+        self, original: _Original, note: Callable[..., None], before: Callable[..., None] | None = None
+    ) -> _Original:
         """The original function, followed by an entry in the ledger."""
         core = self.core
         write = core.guard.shield("ledger")(note)
@@ -38,6 +40,8 @@ class Ledger:
         def call(*args: Any, **kwargs: Any) -> Any:
             if cannot_look() or not core.on:
                 return original(*args, **kwargs)
+            if before is not None and self._inside == 0:
+                before(*args, **kwargs)
             self._inside += 1
             try:
                 result = original(*args, **kwargs)
@@ -114,7 +118,13 @@ class Ledger:
                 self.core.recorder.call(Call.SCHEDULER, -1 if one is None else one.site, value=lr)
 
     def load_state(self, original: _Original) -> _Original:
-        def note(_: Any, owner: Any, *_args: Any, **_kwargs: Any) -> None:
+        moments = self.core.moments
+
+        def before(owner: Any, state: Any = None, *_args: Any, **kwargs: Any) -> None:
+            for notice in moments.loading:
+                notice(owner, kwargs.get("state_dict", state))
+
+        def note(result: Any, owner: Any, state: Any = None, *_args: Any, **kwargs: Any) -> None:
             site = -1
             if isinstance(owner, Optimizer):
                 known = self.updates.optimizers.get(owner)
@@ -122,9 +132,12 @@ class Ledger:
             elif isinstance(owner, nn.Module):
                 layer = self.core.tree.layers.get(owner)
                 site = -1 if layer is None else layer.site
-            self.core.recorder.call(Call.LOAD_STATE, site, source=self._line())
+            source = self._line()
+            self.core.recorder.call(Call.LOAD_STATE, site, source=source)
+            for notice in moments.loaded:
+                notice(owner, kwargs.get("state_dict", state), result, source)
 
-        return self._noted(original, note)
+        return self._noted(original, note, before)
 
     def _line(self) -> int:
         return self.core.recorder.source(2)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.stats import digest_of
+from neuraldbg.capture.torch.tree import Layer, Model
+from neuraldbg.records import Phase
 
 MOST_ITEMS = 4096  # in the arguments of a pass that is kept
 LOOKED_AT = 512  # items of an argument or output that are searched for tensors
@@ -121,6 +123,31 @@ class PassRecord:
             args = map_leaves(self.args, KeptTensor, _give)
             kwargs = map_leaves(self.kwargs, KeptTensor, _give)
             return entry(*args, **kwargs)
+
+
+@dataclass(eq=False)
+class Pass:
+    """A root forward under way or awaiting its backward."""
+
+    id: int
+    model: Model
+    entry: Layer
+    step: int
+    grad: bool
+    start_ns: int
+    source: int
+    sampled: bool
+    own_before: int = 0  # our own time when it began
+    updates_seen: int = 0
+    trained: bool = False
+    record: PassRecord | None = None
+    record_bytes: int = 0
+    output_digest: int = 0  # of a recorded pass: what running it again must give
+    entry_module: Any = None
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.FORWARD if self.grad else Phase.EVAL
 
 
 def output_digest(outputs: Any) -> int:

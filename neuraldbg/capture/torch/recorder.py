@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import linecache
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -17,6 +18,8 @@ from neuraldbg.trace import TraceWriter
 from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE
 
 _NAN = float("nan")
+MOST_FILES = 32  # that are kept at a time
+LONGEST_FILE = 200_000  # characters
 _CALL = {call: CALL_CODE[call] for call in Call}
 
 
@@ -50,7 +53,17 @@ class Recorder:
     def fact(self, type: str, **fields: Any) -> None:
         writer = self.writer
         if writer is not None:
+            if self.frames.unread:
+                self._keep_texts(writer)
             writer.fact(type, step=self.step, seq=self.next_seq(), wall_ns=time.time_ns(), **fields)
+
+    def _keep_texts(self, writer: TraceWriter) -> None:
+        """The user's files as they are now: patches are made against these, also when the file is edited later."""
+        unread, self.frames.unread = self.frames.unread, []
+        for shown, filename in unread[:MOST_FILES]:
+            text = "".join(linecache.getlines(filename))
+            if text and len(text) <= LONGEST_FILE:
+                writer.fact("source_file", step=self.step, seq=self.next_seq(), file=shown, text=text)
 
     def note(self, level: str, text: str) -> None:
         self.fact("note", level=level, text=text)

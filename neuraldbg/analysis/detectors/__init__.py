@@ -1,0 +1,1 @@
+"""Symptoms, one file each: pure functions from the evidence of a run to findings."""

@@ -1,0 +1,131 @@
+"""From evidence to a judgement: every detector and cause is asked, consequences are put under what caused them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from neuraldbg.analysis.catalogue import Entry, catalogue
+from neuraldbg.analysis.evidence import Evidence, Thresholds
+from neuraldbg.analysis.fixes import cures
+from neuraldbg.records import Diagnosis, Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from neuraldbg.trace import Trace
+
+MOST_OF_ONE_KIND = 3
+LOUD = (Severity.WARNING, Severity.CRITICAL)
+_WEIGHT = {Severity.CRITICAL: 2, Severity.WARNING: 1, Severity.INFO: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found, most likely cause first, and what could not be looked at."""
+
+    diagnoses: tuple[Diagnosis, ...]
+    checked: int  # ids that were asked
+    unchecked: dict[str, str]  # id -> why it could not be decided
+    failed: dict[str, str]  # id -> error of its finder: a bug of ours or of a plug-in, never of the user
+
+    @property
+    def loud(self) -> tuple[Diagnosis, ...]:
+        return tuple(one for one in self.diagnoses if one.finding.severity in LOUD)
+
+
+def diagnose(trace: Trace, thresholds: Thresholds | None = None) -> Judgement:
+    """The same trace always gives the same judgement."""
+    evidence = Evidence(trace, thresholds)
+    entries = catalogue()
+    failed: dict[str, str] = {}
+    found = [finding for entry in entries.values() for finding in _ask(entry, evidence, failed)]
+    causes = [one for one in found if entries[one.kind].sort == "cause"]
+    symptoms = [one for one in found if entries[one.kind].sort == "symptom"]
+    kept, under = settle(causes, entries)
+    diagnoses = [_in_place(one, entries, under.get(id(one), []), symptoms, evidence) for one in kept]
+    diagnoses += [Diagnosis(one, (), _fixes(one, evidence)) for one in _loudness(symptoms, kept, entries)]
+    diagnoses.sort(key=lambda one: _order(one.finding, entries))
+    return Judgement(tuple(diagnoses), len(entries), dict(evidence.unchecked), failed)
+
+
+def _ask(entry: Entry, evidence: Evidence, failed: dict[str, str]) -> list[Finding]:
+    """A finder that fails is left out and named: the others still have their say."""
+    try:
+        return list(entry.find(evidence))[:MOST_OF_ONE_KIND]
+    except Exception as error:  # noqa: BLE001  named in the judgement
+        failed[entry.id] = f"{type(error).__name__}: {error}"
+        return []
+
+
+def settle(causes: Iterable[Finding], entries: dict[str, Entry]) -> tuple[list[Finding], dict[int, list[Finding]]]:
+    """Strongest first; what a kept cause explains is put under it, what it excludes is dropped."""
+    kept: list[Finding] = []
+    under: dict[int, list[Finding]] = {}
+    waiting = sorted(causes, key=lambda one: _order(one, entries))
+    explained: dict[int, Finding] = {}
+    for one in waiting:
+        parent = next((other for other in waiting if other is not one and _explains(other, one, entries)), None)
+        if parent is not None:
+            explained[id(one)] = parent
+    for one in waiting:
+        if id(one) in explained:
+            under.setdefault(id(_top(one, explained)), []).append(one)
+        elif not any(_exclude(one, other, entries) for other in kept):
+            kept.append(one)
+    return kept, under
+
+
+def _top(one: Finding, explained: dict[int, Finding]) -> Finding:
+    seen: set[int] = set()
+    while id(one) in explained and id(one) not in seen:
+        seen.add(id(one))
+        one = explained[id(one)]
+    return one
+
+
+def _explains(parent: Finding, child: Finding, entries: dict[str, Entry]) -> bool:
+    """Only a loud cause explains another away; of two that explain each other the stronger one does."""
+    if parent.severity not in LOUD or child.kind not in entries[parent.kind].explains:
+        return False
+    mutual = parent.kind in entries[child.kind].explains and child.severity in LOUD
+    return not mutual or _order(parent, entries) < _order(child, entries)
+
+
+def _exclude(one: Finding, other: Finding, entries: dict[str, Entry]) -> bool:
+    return one.kind in entries[other.kind].excludes or other.kind in entries[one.kind].excludes
+
+
+def _in_place(
+    one: Finding, entries: dict[str, Entry], under: list[Finding], symptoms: list[Finding], evidence: Evidence
+) -> Diagnosis:
+    """A cause with what it led to: consequences that were found, earliest first."""
+    explains = entries[one.kind].explains
+    led_to = [*under, *(symptom for symptom in symptoms if symptom.kind in explains)]
+    chain = sorted(led_to, key=lambda each: (each.step if each.step is not None else -1, each.kind))
+    return Diagnosis(one, tuple(chain), _fixes(one, evidence))
+
+
+def _fixes(one: Finding, evidence: Evidence) -> tuple[Fix, ...]:
+    make = cures().get(one.kind)
+    return () if make is None else tuple(make(one, evidence))
+
+
+def _loudness(symptoms: list[Finding], causes: list[Finding], entries: dict[str, Entry]) -> list[Finding]:
+    """A curve by itself is information; beside a cause that explains it, it is part of what is wrong."""
+    loud = frozenset[str]().union(*(entries[one.kind].explains for one in causes if one.severity in LOUD))
+    return [
+        replace(one, severity=Severity.WARNING) if one.kind in loud and one.severity is Severity.INFO else one
+        for one in symptoms
+    ]
+
+
+def _order(one: Finding, entries: dict[str, Entry]) -> tuple[bool, bool, float, int, int, str]:
+    """Loud before quiet, causes before symptoms, sure before unsure, grave before mild, early before late."""
+    return (
+        one.severity not in LOUD,
+        entries[one.kind].sort != "cause",
+        -(one.confidence if one.confidence is not None else 0.5),
+        -_WEIGHT[one.severity],
+        one.step if one.step is not None else 0,
+        one.kind,
+    )

@@ -1,0 +1,135 @@
+"""One layer of a pass: its statistics, its times forward and backward, and the gradient of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.flops import flops_of
+from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.stats import measurable
+from neuraldbg.capture.torch.tree import Layer
+from neuraldbg.records import Kind, Phase
+
+Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
+Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when we were done with it, the mark then
+
+
+class LayerWatch:
+    def __init__(self, core: Core, hook: Callable[[Any, Callable[[Tensor], None]], None]) -> None:
+        self.core = core
+        self._hook = hook
+        self.last_backward: list[Arrival | None] = [None]
+        self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
+
+    def seen(self, module: nn.Module, one: Pass, times: Times, values: Any, depth: int) -> None:
+        """`values` = args, kwargs, output."""
+        core = self.core
+        begin = now_ns()
+        layer = core.tree.find(module)
+        if layer is None or layer.wrapper:
+            return
+        if core.recorder.step <= 20:
+            self.fired.add(id(module))
+        phase = one.phase
+        outputs = list(tensors(values[2]))
+        sizes = [(t.device.type == "cpu", t.numel() * t.element_size()) for t in outputs if measurable(t)]
+        host = sum(size for on_host, size in sizes if on_host)
+        device = sum(size for on_host, size in sizes if not on_host)
+        if layer.path:  # the root's own span is that of the pass
+            size = {"depth": depth, "host_bytes": host, "device_bytes": device}
+            self._span(layer, phase, times, one, size)
+        if not layer.located:
+            self._locate(layer, module, outputs, next(tensors(values[0]), None))
+        if layer.watched:
+            for slot, tensor in enumerate(outputs[:8]):
+                self.stats(tensor, layer.site, (Kind.ACTIVATION, phase, slot, one.id))
+                if tensor.requires_grad and one.grad:
+                    self._watch_gradient(tensor, layer, slot, one)
+        for observe in core.on_layer:
+            observe(layer, one, values)
+        core.own_ns += now_ns() - begin
+
+    def _span(self, layer: Layer, phase: Phase, times: Times, one: Pass, size: dict[str, int]) -> None:
+        """What the layer took: on the host by its clock, on the device by the device's. A container on the device has
+        no time of its own: our measuring of its layers runs in between."""
+        recorder = self.core.recorder
+        start, duration, marks = times
+        if marks is None or not size["device_bytes"]:
+            recorder.span(layer.site, phase, (start, duration), pass_id=one.id, **size)
+        elif layer.leaf:
+            step = recorder.step
+
+            def deliver(nanoseconds: int) -> None:
+                recorder.span(layer.site, phase, (start, nanoseconds), pass_id=one.id, step=step, **size)
+
+            self.core.device.elapsed(marks[0], marks[1], deliver)
+
+    def stats(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
+        recorder = self.core.recorder
+        step = recorder.step
+        self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
+
+    def _watch_gradient(self, tensor: Tensor, layer: Layer, slot: int, one: Pass) -> None:
+        core = self.core
+
+        def observe(gradient: Tensor) -> None:
+            begin = now_ns()
+            last = self.last_backward[0]
+            if layer.leaf:  # the output of a container is that of its last layer, whose time this is
+                mark = core.device.mark() if gradient.is_cuda else None
+                if last is not None:
+                    self._charge_backward(last, begin, mark)
+            self.stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
+            for notice in core.on_gradient:
+                notice(layer, slot, one, gradient)
+            end = now_ns()
+            core.own_ns += end - begin
+            if layer.leaf:
+                self.last_backward[0] = (layer, end, one, core.device.mark() if gradient.is_cuda else None)
+            elif last is not None:
+                self.last_backward[0] = (last[0], last[1] + end - begin, *last[2:])  # our own time is nobody's
+
+        shielded = core.guard.shield("gradients")(observe)
+
+        def arrived(gradient: Tensor) -> None:
+            if core.on:
+                shielded(gradient)
+
+        self._hook(tensor, arrived)
+
+    def _charge_backward(self, last: Arrival, now: int, mark: Any) -> None:
+        """The time since the previous output gradient arrived belongs to the layer whose gradient that was."""
+        layer, since, one, before = last
+        recorder, step = self.core.recorder, self.core.recorder.step
+        if before is None:
+            recorder.span(layer.site, Phase.BACKWARD, (since, now - since), pass_id=one.id)
+        elif mark is not None:
+
+            def deliver(nanoseconds: int) -> None:
+                recorder.span(layer.site, Phase.BACKWARD, (since, nanoseconds), pass_id=one.id, step=step)
+
+            self.core.device.elapsed(before, mark, deliver)
+
+    def backward_ended(self) -> None:
+        last, self.last_backward[0] = self.last_backward[0], None
+        if last is not None:
+            self._charge_backward(last, now_ns(), self.core.device.mark() if last[3] is not None else None)
+
+    def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor], entered: Tensor | None) -> None:
+        layer.located = True
+        first = next((tensor for tensor in outputs if measurable(tensor)), None)
+        if first is None:
+            return
+        known = self.core.recorder.sites[layer.site]
+        self.core.recorder.refine_site(
+            layer.site,
+            shape=tuple(first.shape),
+            dtype=str(first.dtype).removeprefix("torch."),
+            device=str(first.device),
+            source=self.core.recorder.frames.line(4) or known.source,
+            flops=flops_of(module, entered, first),
+        )
