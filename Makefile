@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint types unit bench docs clean
+.PHONY: demo test lint types unit bench faults docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -33,8 +33,12 @@ unit: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py
 
+faults: $(STAMP)
+	$(BIN)/python benchmarks/faults/score.py --patches
+
 docs: $(STAMP)
 	$(BIN)/python -m neuraldbg.surfaces.cli.reference > docs/cli.md
+	$(BIN)/python -m neuraldbg.surfaces.reports.detector_pages docs/detectors
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

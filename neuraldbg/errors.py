@@ -4,13 +4,15 @@ NeuralDbgError
 |-- UsageError            the command or call itself is wrong (exit code 2)
 |   |-- ScriptNotFound
 |   |-- ConfigError       a key or value in a file, variable or flag
-|   `-- UnknownName       a layer, kind or field that is not there; answers with the nearest
-|       `-- UnknownLayer
+|   |-- UnknownName       a layer, kind or field that is not there; answers with the nearest
+|   |   `-- UnknownLayer
+|   `-- UnknownDiagnosis  an id that is not in the catalogue
 |-- TraceError            a run directory that cannot be read
 |   |-- TraceNotFound
 |   |-- TraceTooNew
 |   `-- TraceDamaged
 |-- RunDirectoryError     a run directory that cannot be written
+|-- StoppedOnNaN          a NaN or Inf stopped the training, as asked; raised before it reaches the weights
 |-- NotRecorded           a past value that is no longer, or never was, stored
 `-- AlreadyRegistered     two plug-ins of one name
 """
@@ -58,6 +60,14 @@ class UnknownLayer(UnknownName):
         super().__init__("layer", name, known, listed_by="`neural inspect RUN`")
 
 
+class UnknownDiagnosis(UsageError):
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.nearest = nearest(name, known)
+        near = " or ".join(map(repr, self.nearest))
+        hint = f"did you mean {near}?" if near else "`neural explain` lists them"
+        super().__init__(f"no diagnosis {name!r}; {hint}")
+
+
 class TraceError(NeuralDbgError):
     pass
 
@@ -76,6 +86,13 @@ class TraceDamaged(TraceError):
 
 class RunDirectoryError(NeuralDbgError):
     pass
+
+
+class StoppedOnNaN(NeuralDbgError):
+    def __init__(self, what: str, step: int, place: str | None) -> None:
+        self.step, self.place = step, place
+        at = f", first made {place}" if place else ""
+        super().__init__(f"{what} at update {step}{at}; the weights are as they were before it")
 
 
 class NotRecorded(NeuralDbgError):

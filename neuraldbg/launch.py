@@ -12,10 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from neuraldbg.capture.attachment import Attachment, Plan, package_parent
 from neuraldbg.config import parse_budget
@@ -42,6 +43,9 @@ class Request:
     json: bool = False
     live: bool = True
     fail_on: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the analysis: thresholds, focus
+    alert_on_nan: bool = False
+    arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
 def run(request: Request) -> int:
@@ -54,7 +58,14 @@ def run(request: Request) -> int:
     budget = parse_budget(request.budget)
     run_dir = _run_directory(request)
     share = None if budget.full else float(budget.ratio)
-    plan = Plan(str(run_dir), share, request.layers, request.max_disk_bytes)
+    plan = Plan(
+        str(run_dir),
+        share,
+        request.layers,
+        request.max_disk_bytes,
+        stop_on_nan=request.alert_on_nan,
+        arm_step=request.arm_nan,
+    )
     viewer = Viewer(run_dir, request, own_path)
     attachment = Attachment(plan)
     attachment.start()
@@ -100,7 +111,7 @@ def _run_directory(request: Request) -> Path:
     """Where the run is recorded. A place that cannot be written must not stop a training: a temporary one is taken,
     and said."""
     command = ("-m", request.target, *request.args) if request.module else (request.target, *request.args)
-    info = new_run_info(command, script=request.target, budget=request.budget)
+    info = new_run_info(command, script=request.target, budget=request.budget, settings=request.settings)
     try:
         return create_run(info, out=request.out)
     except RunDirectoryError as error:

@@ -194,6 +194,7 @@ class RunInfo:
     exit_code: int | None = None
     ended: bool = False
     error: str | None = None  # last line of the exception that ended the script
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the analysis, where the user gave some
 
 
 class Gate(Protocol):

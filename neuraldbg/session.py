@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 import time
@@ -14,6 +15,9 @@ from typing import Any
 
 from neuraldbg.analysis import gradients as judge
 from neuraldbg.analysis import inspection as look
+from neuraldbg.analysis.causality import Coupling, SemanticEvent
+from neuraldbg.analysis.evidence import Thresholds
+from neuraldbg.analysis.findings import strict
 from neuraldbg.analysis.results import (
     CausalHypothesis,
     GradientHealthReport,
@@ -25,11 +29,13 @@ from neuraldbg.analysis.results import (
     Verdict,
 )
 from neuraldbg.analysis.summary import summarise
+from neuraldbg.analysis.why import Why
 from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import refuse_namesake
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 from neuraldbg.records import RunInfo
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
+from neuraldbg.trace.findings import write_findings
 from neuraldbg.trace.rundir import new_run_info
 
 RECENT = 64  # norms per layer that a gradient is compared with
@@ -81,6 +87,7 @@ class NeuralDbg:
         self._last: StepRecord | None = None
         self._closed = False
         self._began = 0.0
+        self._iterated = 0  # steps at the last step_iteration()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -283,23 +290,73 @@ class NeuralDbg:
 
     # -- why ---------------------------------------------------------------------------------------------------------
 
-    def explain_failure(self, type: str | None = None) -> list[CausalHypothesis]:
-        """Hypotheses for one sort of failure (`vanishing_gradients`, `exploding_gradients`, ...) or for all; empty
-        when there is none."""
-        failure = type
-        if failure is not None and failure not in look.FAILURES:
-            raise UnknownName("failure type", failure, look.FAILURES, listed_by=f"one of {', '.join(look.FAILURES)}:")
-        causes = self.analyze_gradient_health().causes
-        return [cause for cause in causes if failure is None or cause.evidence.get("failure") == failure]
+    @property
+    def _why(self) -> Why:
+        return Why(self.trace, self._limits)
 
-    def get_root_causes(self) -> list[CausalHypothesis]:
-        """What is held to be the cause, most likely first; empty when nothing is wrong or nothing is proven."""
-        return self.explain_failure()
+    @property
+    def _limits(self) -> Thresholds:
+        return Thresholds(vanishing=self._vanishing, exploding=self._exploding)
 
     def diagnose(self) -> Verdict:
         """The state of the run in one sentence, with the findings behind it."""
-        summary = summarise(self.trace, alive=not self._closed)
-        return Verdict(summary.verdict.state, summary.verdict.headline, tuple(self.trace.findings()))
+        summary = summarise(self.trace, alive=not self._closed, thresholds=self._limits)
+        write_findings(self.run_dir, [strict(one) for one in summary.findings])
+        return Verdict(summary.verdict.state, summary.verdict.headline, summary.findings)
+
+    def explain_failure(self, type: str | None = None) -> list[CausalHypothesis]:
+        """Hypotheses for one sort of failure (`vanishing_gradients`, `exploding_gradients`, ..., or an id that
+        `neural explain` lists) or for all, most likely first; empty when there is none."""
+        return self._why.explain(type)
+
+    def get_root_causes(self) -> list[CausalHypothesis]:
+        """What is held to be the cause, most likely first; empty when nothing is wrong or nothing is proven."""
+        return self._why.explain()
+
+    def get_causal_hypotheses(self) -> list[CausalHypothesis]:
+        """Every hypothesis about what is wrong, most likely first."""
+        return self._why.explain()
+
+    def trace_causal_chain(self, type: str | None = None) -> list[str]:
+        """What came first and what it led to, earliest first, for a sort of failure; empty when it did not happen."""
+        return self._why.chain(type)
+
+    def get_events(self) -> list[SemanticEvent]:
+        """Changes of state that were seen (gradients vanish, activations die, the loss diverges), earliest first."""
+        return self._why.events
+
+    def detect_coupled_failures(self, window: int = 5) -> list[Coupling]:
+        """Failures of different sorts that began within `window` steps of each other."""
+        return self._why.coupled(window)
+
+    def export_mermaid_causal_graph(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The causal graph in Mermaid's language; written to `path` where one is given."""
+        graph = self._why.mermaid()
+        if path is not None:
+            Path(path).write_text(graph, encoding="utf-8")
+        return graph
+
+    def export_aquarium_package(self, path: str | os.PathLike[str]) -> Path:
+        """Events, hypotheses, couplings, first failure and losses as one JSON file."""
+        Path(path).write_text(json.dumps(strict(self._why.package()), indent=1), encoding="utf-8")
+        return Path(path)
+
+    def register_composite_hook(self, module: Any) -> None:
+        """Watch a container as a whole too: the statistics of what it hands out and of their gradient."""
+        layer = self._started(self._capture).core.tree.find(module)
+        if layer is None:
+            raise UsageError(f"this {type(module).__name__} is no part of a model that is watched")
+        layer.watched = True
+
+    def step_iteration(self) -> int:
+        """End an iteration by hand, in a loop that makes no update the debugger could see; where an update has ended
+        it already, nothing happens. Returns the number of iterations so far."""
+        capture = self._started(self._capture)
+        capture.updates.look_for_manual_update()
+        if self.step == self._iterated:
+            capture.updates.update_done(1)
+        self._iterated = self.step
+        return self.step
 
 
 def _not_stored(tensor: str, step: int | None, steps: list[int], ring: Any) -> str:

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.errors import UnknownDiagnosis
 from neuraldbg.records import Finding
 from neuraldbg.registry import Registry
 
@@ -78,6 +79,36 @@ def symptom(id: str) -> Callable[[Find], Find]:
         return find
 
     return keep
+
+
+ALIASES = {
+    "vanishing_gradients": "vanishing_gradient",
+    "exploding_gradients": "exploding_gradient",
+    "dead_neurons": "dead_units",
+    "dead_relu": "dead_units",
+    "dying_relu": "dead_units",
+    "saturation": "saturated_units",
+    "missing_optimizer_step": "optimizer_step_missing",
+    "missing_backward": "backward_missing",
+    "memory_leak": "memory_growth",
+    "dropout_in_eval": "train_mode_in_eval",
+    "unnormalized_input": "unnormalised_input",
+    "unnormalized_target": "unnormalised_target",
+    "missing_normalization": "missing_normalisation",
+    "missing_regularization": "missing_regularisation",
+    "lr_too_high": "learning_rate_too_high",
+    "lr_too_low": "learning_rate_too_low",
+}
+
+
+def named(id: str) -> Entry:
+    """The entry of an id or of another spelling of it; UnknownName names the nearest."""
+    entries = catalogue()
+    wanted = id.strip().lower().replace("-", "_").replace(" ", "_")
+    entry = entries.get(ALIASES.get(wanted, wanted))
+    if entry is None:
+        raise UnknownDiagnosis(id, entries)
+    return entry
 
 
 @cache

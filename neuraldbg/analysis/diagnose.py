@@ -15,6 +15,26 @@ if TYPE_CHECKING:
     from neuraldbg.trace import Trace
 
 MOST_OF_ONE_KIND = 3
+FOCUS = {  # what --gradients, --dead-neurons and --anomalies restrict a run to
+    "gradients": frozenset(
+        {"vanishing_gradient", "exploding_gradient", "zero_gradient", "missing_gradient", "nan_gradient"}
+    ),
+    "dead_neurons": frozenset({"dead_units", "saturated_units", "constant_output"}),
+    "anomalies": frozenset(
+        {
+            "nan_loss",
+            "inf_loss",
+            "nan_gradient",
+            "nan_activation",
+            "exploding_activation",
+            "exploding_gradient",
+            "loss_spike",
+            "diverging_loss",
+            "oscillating_loss",
+            "update_ratio_too_high",
+        }
+    ),
+}
 LOUD = (Severity.WARNING, Severity.CRITICAL)
 _WEIGHT = {Severity.CRITICAL: 2, Severity.WARNING: 1, Severity.INFO: 0}
 
@@ -38,14 +58,21 @@ def diagnose(trace: Trace, thresholds: Thresholds | None = None) -> Judgement:
     evidence = Evidence(trace, thresholds)
     entries = catalogue()
     failed: dict[str, str] = {}
-    found = [finding for entry in entries.values() for finding in _ask(entry, evidence, failed)]
+    wanted = in_focus(entries, trace.run.settings.get("focus") or ())
+    found = [finding for entry in wanted for finding in _ask(entry, evidence, failed)]
     causes = [one for one in found if entries[one.kind].sort == "cause"]
     symptoms = [one for one in found if entries[one.kind].sort == "symptom"]
     kept, under = settle(causes, entries)
     diagnoses = [_in_place(one, entries, under.get(id(one), []), symptoms, evidence) for one in kept]
     diagnoses += [Diagnosis(one, (), _fixes(one, evidence)) for one in _loudness(symptoms, kept, entries)]
     diagnoses.sort(key=lambda one: _order(one.finding, entries))
-    return Judgement(tuple(diagnoses), len(entries), dict(evidence.unchecked), failed)
+    return Judgement(tuple(diagnoses), len(wanted), dict(evidence.unchecked), failed)
+
+
+def in_focus(entries: dict[str, Entry], focus: Iterable[str]) -> list[Entry]:
+    """All entries; with a focus the symptoms of its groups and the causes that lead to one of them."""
+    kinds = frozenset[str]().union(*(FOCUS.get(group, frozenset()) for group in focus))
+    return [one for one in entries.values() if not kinds or one.id in kinds or one.explains & kinds]
 
 
 def _ask(entry: Entry, evidence: Evidence, failed: dict[str, str]) -> list[Finding]:

@@ -30,6 +30,12 @@ class Thresholds:
     activation: float | None = None
 
 
+def thresholds_of(run: RunInfo) -> Thresholds:
+    """As they were given when the run was started."""
+    known = {name: run.settings.get(name) for name in ("vanishing", "exploding", "activation")}
+    return Thresholds(**{name: value for name, value in known.items() if isinstance(value, int | float)})
+
+
 @dataclass(frozen=True, slots=True)
 class Curve:
     """A series over the steps, in order of recording."""
@@ -49,7 +55,7 @@ class Evidence:
 
     def __init__(self, trace: Trace, thresholds: Thresholds | None = None) -> None:
         self.trace = trace
-        self.thresholds = thresholds or Thresholds()
+        self.thresholds = thresholds or thresholds_of(trace.run)
         self.unchecked: dict[str, str] = {}  # id -> why it could not be checked in this run
         self._kept: dict[Any, Any] = {}
 

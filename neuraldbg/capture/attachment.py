@@ -26,6 +26,8 @@ class Plan:
     max_disk_bytes: int = 2_000_000_000
     recording: bool = True
     strict: bool = False
+    stop_on_nan: bool = False
+    arm_step: int | None = None
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})

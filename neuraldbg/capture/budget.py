@@ -39,6 +39,7 @@ class SamplingBudget:
         self._full = Average()
         self._quiet = Average()
         self._watch = Average()
+        self._aside_ns = 0
         self._watch_ns = 0  # spent on gradient norms in the current step
         self._start = (0, 0)  # own and wall time of the first steps
         self.passes = 0  # since the last update
@@ -61,8 +62,8 @@ class SamplingBudget:
         self.own_ns += own_ns
         self.wall_ns += wall_ns
         self._bare.add(max(wall_ns - own_ns, 0))
-        (self._full if self.full else self._quiet).add(own_ns - self._watch_ns)
-        self._watch_ns = 0
+        (self._full if self.full else self._quiet).add(max(own_ns - self._watch_ns - self._aside_ns, 0))
+        self._watch_ns = self._aside_ns = 0
         if self.steps == FIRST_IN_FULL:
             self._start = (self.own_ns, self.wall_ns)
         self._since_full = 0 if self.full else self._since_full + 1
@@ -90,6 +91,15 @@ class SamplingBudget:
         self._newcomers += 1
         if self._newcomers <= NEWCOMERS:
             self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)
+
+    @property
+    def bare_ns(self) -> float | None:
+        """A step without us, as it has been lately."""
+        return self._bare.value
+
+    def set_aside(self, own_ns: int) -> None:
+        """A search that is made once in a run: it must not keep later steps from being watched."""
+        self._aside_ns += own_ns
 
     def watch_cost(self, own_ns: int) -> None:
         """What one look at the gradient norms cost."""

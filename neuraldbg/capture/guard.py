@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
 
+from neuraldbg.errors import StoppedOnNaN
+
 log = logging.getLogger("neuraldbg")  # not warnings.warn: under `-W error` that would stop the run
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,6 +46,8 @@ class Guard:
                 try:
                     with self.undisturbed():
                         return observe(*args, **kwargs)
+                except StoppedOnNaN:
+                    raise  # what the user asked for
                 except Exception as error:
                     if self.strict:
                         raise

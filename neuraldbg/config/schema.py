@@ -35,7 +35,21 @@ class Setting:
 
 # what this version acts on; the other keys are checked and kept for the versions that will
 IN_EFFECT = frozenset(
-    {"budget", "layers", "max_disk", "out", "fail_on", "headless", "dashboard.enabled", "host", "port"}
+    {
+        "alert_on_nan",
+        "budget",
+        "dashboard.enabled",
+        "fail_on",
+        "headless",
+        "host",
+        "layers",
+        "max_disk",
+        "out",
+        "port",
+        "thresholds.activation",
+        "thresholds.exploding",
+        "thresholds.vanishing",
+    }
 )
 
 

@@ -121,11 +121,14 @@ def _follow(run_dir: Path) -> LiveText:
 
 
 def _conclude(run_dir: Path, options: argparse.Namespace) -> int:
+    from neuraldbg.analysis.findings import strict
     from neuraldbg.analysis.summary import summarise
     from neuraldbg.surfaces.reports.session import dump, session_of, write_atomic
     from neuraldbg.trace import open_trace
+    from neuraldbg.trace.findings import write_findings
 
     summary = summarise(open_trace(run_dir), alive=False)
+    write_findings(run_dir, [strict(one) for one in summary.findings])
     if options.json:
         print(dump(session_of(summary)), flush=True)
     else:

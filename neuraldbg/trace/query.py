@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import time
 import weakref
@@ -17,10 +16,10 @@ from numpy.typing import NDArray
 
 from neuraldbg.errors import UnknownName
 from neuraldbg.records import Kind, Site, SiteKind
+from neuraldbg.trace.findings import read_findings
 from neuraldbg.trace.heatmap import Heatmap, pooled
 from neuraldbg.trace.merge import MergedRanks, TracedRun
 from neuraldbg.trace.rows import Rows
-from neuraldbg.trace.rundir import FINDINGS_FILE
 from neuraldbg.trace.selection import Hit, Selection, Span, narrowed
 from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE, TABLES
 
@@ -131,19 +130,7 @@ class Trace:
 
     def findings(self) -> list[dict[str, Any]]:
         """What the analysis found so far; a later entry replaces the one of the same id."""
-        try:
-            lines = (self.path / FINDINGS_FILE).read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return []
-        found: dict[Any, dict[str, Any]] = {}
-        for number, line in enumerate(lines):
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue  # the line being written
-            if isinstance(entry, dict):
-                found[entry.get("id", f"line {number}")] = entry
-        return list(found.values())
+        return [entry for entry in read_findings(self.path) if not entry.get("withdrawn")]
 
     def between(self, first: int | None, last: int | None) -> Trace:
         """The same trace, seen only from step `first` to `last`, both included."""

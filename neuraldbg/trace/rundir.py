@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -106,7 +107,9 @@ def load_run_info(run_directory: Path) -> tuple[RunInfo, str | None]:
     return RunInfo(**merged), None
 
 
-def new_run_info(command: tuple[str, ...], *, script: str | None, budget: str) -> RunInfo:
+def new_run_info(
+    command: tuple[str, ...], *, script: str | None, budget: str, settings: Mapping[str, Any] | None = None
+) -> RunInfo:
     """What is known of a run before it starts."""
     stem = (Path(script).stem if script else "").strip("-") or "session"  # a program read from stdin is called "-"
     return RunInfo(
@@ -119,4 +122,5 @@ def new_run_info(command: tuple[str, ...], *, script: str | None, budget: str) -
         cwd=os.getcwd(),
         pid=os.getpid(),
         budget=budget,
+        settings=dict(settings or {}),
     )

@@ -16,9 +16,10 @@ import pytest
 from commands import neural
 from made_runs import made_run
 
+from neuraldbg.analysis.findings import strict
 from neuraldbg.errors import UsageError
 from neuraldbg.records import Call
-from neuraldbg.surfaces.reports.session import export, jsonable, schema, session_object, write_atomic
+from neuraldbg.surfaces.reports.session import export, schema, session_object, write_atomic
 from neuraldbg.trace import open_trace
 
 
@@ -88,7 +89,7 @@ def test_a_long_run_is_downsampled(tmp_path: Path) -> None:
 
 
 def test_every_float_has_a_word() -> None:
-    assert jsonable({"a": [math.nan, math.inf, (-math.inf, 1.5)]}) == {"a": ["nan", "inf", ["-inf", 1.5]]}
+    assert strict({"a": [math.nan, math.inf, (-math.inf, 1.5)]}) == {"a": ["nan", "inf", ["-inf", 1.5]]}
 
 
 def test_export_replaces_a_file_whole(place: Path) -> None:

@@ -32,6 +32,7 @@ from neuraldbg.capture.torch.evidence import start_watchers
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.ledger import Ledger
 from neuraldbg.capture.torch.patches import Patches
+from neuraldbg.capture.torch.probes.runner import Probes
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.capture.torch.tree import ModuleTree, unwrap
 from neuraldbg.capture.torch.updates import UpdateWatch
@@ -49,6 +50,8 @@ class Options:
     layers: tuple[str, ...] = ()
     model: Any = None  # watch only this nn.Module
     recording: bool = True
+    stop_on_nan: bool = False  # raise StoppedOnNaN before a NaN or Inf reaches the weights
+    arm_step: int | None = None  # from this update on every operation is watched until a NaN or Inf is found
     strict: bool = False  # tests: our own exceptions are not swallowed
     on_layer: tuple[Callable[..., None], ...] = field(default=())
     on_gradient: tuple[Callable[..., None], ...] = field(default=())
@@ -78,10 +81,11 @@ class TorchCapture:
         self.bypass = Bypass(self.core, self.passes, self.patches)
         self.updates.on_update.append(self.bypass.after_update)
         self.updates.on_update.append(self._report_overhead)
-        self.watchers = start_watchers(self)
+        self.watchers = [*start_watchers(self), Probes(self)]
         self._reported_at = time.monotonic()
         self._dispatch: float | None = None
         self._closed = False
+        self.end: dict[str, Any] = {}  # how the script ended, once it has
         if options.model is not None:
             guard.shield("the model given")(lambda: tree.walk(tree.top(unwrap(options.model)[0])))()
         self._install()
@@ -202,6 +206,7 @@ class TorchCapture:
         self._closed = True
         if os.getpid() != self.pid:
             return
+        self.end = end
         finish = self.core.guard.shield("the end of the run")
         for part in (
             self.updates.finish,

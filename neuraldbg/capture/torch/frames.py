@@ -32,7 +32,9 @@ class Frames:
         self._named: set[str] = set()
 
     def is_user(self, code: CodeType) -> bool:
-        name = code.co_filename
+        return self.is_user_file(code.co_filename)
+
+    def is_user_file(self, name: str) -> bool:
         known = self._is_user.get(name)
         if known is None:
             known = not (name.startswith("<frozen") or os.path.abspath(name).startswith(self._skip))
@@ -65,6 +67,10 @@ class Frames:
             self._named.add(filename)
             self.unread.append((shown, filename))
         return shown
+
+    def own_files(self) -> list[str]:
+        """Files of the user's that were named so far, packages left out."""
+        return sorted(self._named)
 
     def line(self, depth: int = 1) -> str | None:
         """`train.py:42` of the innermost user frame."""

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.layer_watch import LayerWatch
-from neuraldbg.capture.torch.passes import CLONE_BYTES, Pass, PassRecord, few_items, output_digest, tensors
+from neuraldbg.capture.torch.passes import (
+    CLONE_BYTES,
+    LightRecord,
+    Pass,
+    PassRecord,
+    few_items,
+    output_digest,
+    tensors,
+)
 from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.records import Call, Kind
 
@@ -27,6 +35,8 @@ HASHED_ELEMENTS = 2**20  # of outputs that are hashed
 OPEN_PASSES = 4096  # grad-mode passes that may wait for their backward
 RECORDED_BYTES = 64 * 2**20  # of their inputs and buffers
 RECORDED_PASSES = 64  # passes of the current step that are kept for running again
+LIGHT_ITEMS = 64  # in the arguments of a pass that is kept lightly
+ARRIVED_BYTES = 4 * 2**20  # gradient of an output that is kept until the update
 
 
 class PassWatch:
@@ -37,6 +47,7 @@ class PassWatch:
         self.count = 0
         self.open: deque[Pass] = deque()
         self.current: deque[Pass] = deque()  # passes since the last update, with their records
+        self.light: deque[Pass] = deque()  # the others
         shield = core.guard.shield
         self.layers = LayerWatch(core, self._hook)
         self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.layers.seen)
@@ -131,8 +142,8 @@ class PassWatch:
             pass_id=one.id,
             digest=digest,
         )
-        if core.recording and one.sampled and grad and root is not None and few_items((args, kwargs)):
-            self._record(one, module, root, (args, kwargs))
+        if core.recording and grad and root is not None:
+            self._keep(one, module, root, (args, kwargs))
         for notice in core.moments.pass_begun:
             notice(one, root, args, kwargs)
         one.start_ns = now_ns()
@@ -140,12 +151,23 @@ class PassWatch:
         one.own_before = core.own_ns
         return one
 
+    def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
+        """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
+        if one.sampled and few_items(inputs):
+            self._record(one, module, root, inputs)
+        elif all(isinstance(item, Tensor) for item in inputs[0]) and not inputs[1] or few_items(inputs, LIGHT_ITEMS):
+            one.light = LightRecord(*inputs)
+            one.entry_module = weakref.ref(module)
+            if len(self.light) == RECORDED_PASSES:
+                _forget(self.light.popleft())
+            self.light.append(one)
+
     def _record(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         size = sum(buffer.numel() * buffer.element_size() for buffer in root.buffers())
         size += sum(min(t.numel() * t.element_size(), CLONE_BYTES) for t in tensors(inputs))
         while self.current and (len(self.current) == RECORDED_PASSES or self._recorded_bytes + size > RECORDED_BYTES):
             oldest = self.current.popleft()
-            oldest.record = None
+            _forget(oldest)
             self._recorded_bytes -= oldest.record_bytes
         if size > RECORDED_BYTES:
             return
@@ -176,8 +198,8 @@ class PassWatch:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
         else:
             differentiable = [t for t in tensors(rest[-1]) if t.requires_grad] if finished else []
-            for tensor in differentiable:
-                self._mark_when_trained(one, tensor)
+            for slot, tensor in enumerate(differentiable):
+                self._mark_when_trained(one, tensor, slot)
             self._keep_open(one)
         core.tree.pass_ended(one.model)
         core.device.poll()
@@ -193,11 +215,15 @@ class PassWatch:
                 notice(one, one.model.ref(), rest[:2], rest[2])
         core.own_ns += now_ns() - start
 
-    def _mark_when_trained(self, one: Pass, tensor: Tensor) -> None:
+    def _mark_when_trained(self, one: Pass, tensor: Tensor, slot: int) -> None:
         recorder = self.core.recorder
 
-        def arrived(_: Tensor) -> None:
-            if not one.trained and self.core.on:
+        def arrived(gradient: Tensor) -> None:
+            if not self.core.on:
+                return
+            if one.entry_module is not None and gradient.numel() * gradient.element_size() <= ARRIVED_BYTES:
+                one.arrived = {**(one.arrived or {}), slot: gradient}
+            if not one.trained:
                 one.trained = True
                 recorder.call(Call.PASS_TRAIN, one.model.site, pass_id=one.id)
 
@@ -243,9 +269,10 @@ class PassWatch:
 
     def _forget_records(self) -> None:
         """A graph that the user keeps holds our hooks, and they hold the pass: its record must not live as long."""
-        for one in self.current:
-            one.record = one.entry_module = None
+        for one in (*self.current, *self.light):
+            _forget(one)
         self.current.clear()
+        self.light.clear()
         self._recorded_bytes = 0
 
     def finish(self) -> None:
@@ -259,3 +286,7 @@ class PassWatch:
     def _close(self, one: Pass) -> None:
         if not one.trained:
             self.core.recorder.call(Call.PASS_ORPHAN, one.model.site, pass_id=one.id)
+
+
+def _forget(one: Pass) -> None:
+    one.record = one.light = one.entry_module = one.arrived = None

@@ -51,6 +51,8 @@ class LayerWatch:
                     self._watch_gradient(tensor, layer, slot, one)
         for observe in core.on_layer:
             observe(layer, one, values)
+        for notice in core.moments.layer_run:
+            notice(module, layer, one, values)
         core.own_ns += now_ns() - begin
 
     def _span(self, layer: Layer, phase: Phase, times: Times, one: Pass, size: dict[str, int]) -> None:

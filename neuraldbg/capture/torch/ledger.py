@@ -3,6 +3,7 @@ loaded states."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -16,6 +17,7 @@ from neuraldbg.capture.torch.updates import UpdateWatch, _number
 from neuraldbg.records import Call
 
 _Original = Callable[..., Any]
+MOST_SCHEDULERS = 16  # that are written down
 
 
 class Ledger:
@@ -24,6 +26,9 @@ class Ledger:
         self.updates = updates
         self._inside = 0  # a call of ours inside a call of ours is the same call
         self._schedulers: IdentityTable[list[int]] = IdentityTable()  # scheduler -> steps seen so far
+        self.schedulers_made = 0
+        self._unwritten: list[tuple[weakref.ref[Optimizer], dict[str, Any]]] = []  # schedulers with their settings
+        self.clipped: tuple[int, str, float] | None = None  # step, function and limit of the last clipping
         looked = self._looked = core.guard.shield("schedulers")(self.look_at_schedulers)
         updates.passes.before_pass.append(looked)
         updates.backward.before_backward.append(looked)
@@ -75,6 +80,7 @@ class Ledger:
         def note(norm: Any, _: Any = None, limit: Any = None, *_args: Any, **kwargs: Any) -> None:
             limit = kwargs.get("max_norm", kwargs.get("clip_value", limit))
             recorder, line, step = self.core.recorder, self._line(), self.core.recorder.step
+            self.clipped = (step, original.__name__, _number(limit))
 
             def deliver(value: float) -> None:
                 recorder.call(Call.CLIP, value=value, aux=_number(limit), source=line, at_step=step)
@@ -93,17 +99,47 @@ class Ledger:
         return self._noted(original, note)
 
     def scheduler_created(self, original: _Original) -> _Original:
+        made = self.core.guard.shield("new schedulers")(self._introduce_scheduler)
+
         @wraps(original)
         def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             original(scheduler, *args, **kwargs)
             if self.core.on:
                 self._schedulers[scheduler] = [_steps_of(scheduler)]
+                made(scheduler)
 
         return __init__
+
+    def _introduce_scheduler(self, scheduler: Any) -> None:
+        """What a scheduler is set to do, for the first ones that a script makes; written once its optimizer has a
+        site."""
+        self.schedulers_made += 1
+        optimizer = getattr(scheduler, "optimizer", None)
+        if self.schedulers_made > MOST_SCHEDULERS or not isinstance(optimizer, Optimizer):
+            return
+        fields = {
+            "class": type(scheduler).__name__,
+            "settings": {name: value for name, value in vars(scheduler).items() if _is_setting(name, value)},
+            "milestones": sorted(getattr(scheduler, "milestones", ()))[:16],
+            "source": self.core.recorder.frames.line(3),
+        }
+        self._unwritten.append((weakref.ref(optimizer), fields))
+
+    def _write_schedulers(self) -> None:
+        waiting, self._unwritten = self._unwritten, []
+        for ref, fields in waiting:
+            optimizer = ref()
+            one = None if optimizer is None else self.updates.optimizers.get(optimizer)
+            if one is not None:
+                self.core.recorder.fact("scheduler", optimizer=one.site, **fields)
+            elif optimizer is not None:
+                self._unwritten.append((ref, fields))
 
     def look_at_schedulers(self, *_: Any) -> None:
         """Which schedulers have stepped since the last look. Their `step` is not patched: torch's warnings about a
         wrong order name the caller's line, and a wrapper would be that caller."""
+        if self._unwritten:
+            self._write_schedulers()
         taken: dict[int, tuple[Optimizer, int]] = {}
         for scheduler, seen in self._schedulers.items():
             count, optimizer = _steps_of(scheduler), getattr(scheduler, "optimizer", None)
@@ -141,6 +177,10 @@ class Ledger:
 
     def _line(self) -> int:
         return self.core.recorder.source(2)
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return isinstance(value, int | float | str) and not isinstance(value, bool) and not name.startswith("_")
 
 
 def _steps_of(scheduler: Any) -> int:

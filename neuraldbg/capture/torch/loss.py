@@ -13,7 +13,7 @@ WALK_LIMIT = 4000  # nodes; a loss is read near its root
 _TEXT_DEPTH = 4
 
 # The node that a loss function leaves in the graph, and what people call that loss.
-_LOSS_NODES = {
+LOSS_NODES = {
     "NllLossBackward": "nll",
     "NllLoss2DBackward": "nll",
     "MseLossBackward": "mse",
@@ -29,19 +29,29 @@ _LOSS_NODES = {
     "CrossEntropyLossBackward": "cross_entropy",
 }
 _OTHER_WORK = ("Exp", "Log", "Norm", "LinalgVectorNorm", "Gather", "Index", "Select", "Softplus")
-_RESHAPING = (
-    "View",
-    "Index",
-    "Permute",
-    "Transpose",
-    "Reshape",
-    "ToCopy",
-    "Squeeze",
-    "Unsqueeze",
-    "Slice",
-    "Select",
-    "Clone",
-    "T",
+RESHAPING = frozenset(
+    f"{name}Backward"
+    for name in (
+        "View",
+        "UnsafeView",
+        "ReshapeAlias",
+        "Index",
+        "Permute",
+        "Transpose",
+        "ToCopy",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Select",
+        "Clone",
+        "Alias",
+        "Expand",
+        "Unbind",
+        "Split",
+        "SplitWithSizes",
+        "MaskedSelect",
+        "T",
+    )
 )
 _COMPARING = ("Sub", "Rsub", "Pow", "Abs", "Log", "Exp")
 _REDUCTION = {0: "none", 1: "mean", 2: "sum"}
@@ -119,7 +129,7 @@ def _walk(root: Any, result: LossAnatomy) -> Iterator[tuple[Any, tuple[str, ...]
             elif node is not root:
                 continue
         yield node, path
-        if bare(node) in _LOSS_NODES:
+        if bare(node) in LOSS_NODES:
             _note_passes_below(node, result)
             continue
         for child, _ in node.next_functions:
@@ -146,7 +156,7 @@ def _note_passes_below(node: Any, result: LossAnatomy, limit: int = 64) -> None:
 
 def _recognise(node: Any, path: tuple[str, ...], passes_seen: bool) -> Term | None:
     name = bare(node)
-    kind = _LOSS_NODES.get(name)
+    kind = LOSS_NODES.get(name)
     if kind is not None:
         return _loss_term(node, name, kind)
     if name in ("PowBackward", "AbsBackward"):
@@ -172,7 +182,7 @@ def _is_output(node: Any) -> bool:
     while node is not None:
         if "neuraldbg_pass" in node.metadata:
             return True
-        if not bare(node).startswith(_RESHAPING):
+        if bare(node) not in RESHAPING:
             return False
         node = next((child for child, _ in node.next_functions if child is not None), None)
     return False
@@ -181,7 +191,7 @@ def _is_output(node: Any) -> bool:
 def _producer(node: Any) -> Any:
     """The node that computed the first input of this one, past mere changes of shape, type or selection."""
     below = next((child for child, _ in node.next_functions if child is not None), None)
-    while below is not None and bare(below).startswith(_RESHAPING):
+    while below is not None and bare(below) in RESHAPING:
         below = next((child for child, _ in below.next_functions if child is not None), None)
     return below
 
@@ -225,7 +235,7 @@ def _soft_labels(node: Any, name: str, path: tuple[str, ...]) -> Term | None:
 
 def _reduced(path: tuple[str, ...]) -> bool:
     """Whether the value is averaged or summed as it is, at most weighted before: not one part of a longer formula."""
-    above = [name for name in path[::-1] if not name.startswith(("Mul", "Div", *_RESHAPING))]
+    above = [name for name in path[::-1] if not (name.startswith(("Mul", "Div")) or name in RESHAPING)]
     return bool(above) and above[0].startswith(("Mean", "Sum"))
 
 

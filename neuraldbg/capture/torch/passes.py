@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import random
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -125,6 +126,42 @@ class PassRecord:
             return entry(*args, **kwargs)
 
 
+class LightRecord:
+    """What is kept of a pass on every step, for a search that begins moments later: weak references to its inputs, the
+    state of torch's generator, autocast. Holds nothing alive; 3 us, so a plain class."""
+
+    __slots__ = ("autocast", "inputs", "rng")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.rng = torch.get_rng_state()
+        self.inputs = (_weakly(args), _weakly(kwargs) if kwargs else {})
+        casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        self.autocast = tuple(_autocast(kind) for kind in ("cpu", "cuda")) if casting else None
+
+    def firm(self, root: nn.Module) -> PassRecord | None:
+        """A record that can be run again, with flags and buffers as they are now; None when an input is gone or has
+        been written to."""
+        if not all(leaf.intact for leaf in leaves(self.inputs, WeakValue)):
+            return None
+        args, kwargs = map_leaves(self.inputs, WeakValue, lambda leaf: leaf.ref())
+        now = PassRecord.take(root, args, kwargs, backwards=0)
+        autocast = self.autocast or tuple(replace(one, enabled=False) for one in now.autocast)
+        return replace(now, rng=replace(now.rng, torch_cpu=self.rng), autocast=autocast, grad_enabled=True)
+
+
+class WeakValue:
+    __slots__ = ("ref", "version")
+
+    def __init__(self, ref: Any, version: int | None) -> None:
+        self.ref = ref
+        self.version = version  # of a tensor
+
+    @property
+    def intact(self) -> bool:
+        value = self.ref()
+        return value is not None and (self.version is None or value._version == self.version)
+
+
 @dataclass(eq=False)
 class Pass:
     """A root forward under way or awaiting its backward."""
@@ -144,6 +181,8 @@ class Pass:
     record_bytes: int = 0
     output_digest: int = 0  # of a recorded pass: what running it again must give
     entry_module: Any = None
+    light: LightRecord | None = None
+    arrived: dict[int, Tensor] | None = None  # gradients of its outputs, until the update
 
     @property
     def phase(self) -> Phase:
@@ -212,6 +251,23 @@ def _keep(tensor: Tensor) -> KeptTensor:
     return KeptTensor(tensor.detach().clone(), None)
 
 
+def _weakly(value: Any) -> Any:
+    """Nested arguments with every object that allows it held weakly."""
+    if isinstance(value, Tensor):
+        return WeakValue(weakref.ref(value), None if value.is_inference() else value._version)
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_weakly(item) for item in value])
+    if kind is dict:
+        return {key: _weakly(item) for key, item in value.items()}
+    if value is None or kind in (int, float, bool, str):
+        return value
+    try:
+        return WeakValue(weakref.ref(value), None)
+    except TypeError:
+        return value
+
+
 def _version(tensor: Tensor) -> int:
     return UNCHECKED if tensor.is_inference() else tensor._version
 
@@ -254,13 +310,13 @@ def leaves(value: Any, kind: type) -> Iterator[Any]:
             waiting.extend((item, depth + 1) for item in islice(_parts(current), room))
 
 
-def few_items(value: Any) -> bool:
+def few_items(value: Any, most: int = MOST_ITEMS) -> bool:
     """Whether arguments are small enough as Python objects to be copied: a batch may be a list of a million numbers."""
     waiting, seen = [value], 0
     while waiting:
-        parts = list(islice(_parts(waiting.pop()), MOST_ITEMS + 1))
+        parts = list(islice(_parts(waiting.pop()), most + 1))
         seen += len(parts)
-        if seen > MOST_ITEMS:
+        if seen > most:
             return False
         waiting += parts
     return True

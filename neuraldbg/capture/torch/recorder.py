@@ -106,6 +106,13 @@ class Recorder:
             self.fact("source", id=known, file=file, line=frame.f_lineno, function=frame.f_code.co_name)
         return known
 
+    def line_of_source(self, number: int) -> str | None:
+        """`train.py:42` of an id that `source` gave."""
+        return next(
+            (f"{self.frames.display(file)}:{line}" for (file, line), known in self._sources.items() if known == number),
+            None,
+        )
+
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def call(

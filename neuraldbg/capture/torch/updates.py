@@ -70,6 +70,8 @@ class UpdateWatch:
 
     def created(self, optimizer: Optimizer) -> None:
         self.unnamed[optimizer] = [0]
+        for notice in self.core.moments.optimizer_created:
+            notice(optimizer)
 
     def _introduce_named(self) -> None:
         for optimizer, looked in list(self.unnamed.items()):

@@ -14,6 +14,7 @@ import click
 COMMANDS = {
     "debug": "Run a training script under the debugger.",
     "report": "Show how a run went.",
+    "explain": "Explain a diagnosis, or list them all.",
     "inspect": "List the layers of a run, or show one.",
     "compare": "Put two runs side by side.",
     "export": "Write a run as JSON, CSV or ZIP.",

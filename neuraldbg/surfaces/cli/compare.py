@@ -26,7 +26,8 @@ def command(a: str, b: str, as_json: bool) -> int:
 
 def show_comparison(a: str, b: str, *, as_json: bool) -> int:
     from neuraldbg.analysis.compare import compare_sessions
-    from neuraldbg.surfaces.reports.session import dump, jsonable
+    from neuraldbg.analysis.findings import strict
+    from neuraldbg.surfaces.reports.session import dump
 
     (session_a, trace_a), (session_b, trace_b) = _load(a), _load(b)
     traces = (trace_a, trace_b) if trace_a is not None and trace_b is not None else None
@@ -34,7 +35,7 @@ def show_comparison(a: str, b: str, *, as_json: bool) -> int:
     if as_json:
         from dataclasses import asdict
 
-        click.echo(dump(jsonable(asdict(comparison)), indent=1))
+        click.echo(dump(strict(asdict(comparison)), indent=1))
         return 0
     from neuraldbg.surfaces.terminal.comparison import render_comparison
     from neuraldbg.surfaces.terminal.console import make_console

@@ -48,6 +48,14 @@ class DebugCommand(click.Command):
 @click.option("--out", metavar="DIR", help="Directory of the run.  [default: neuraldbg_runs/<time>-<script>]")
 @click.option("--budget", metavar="SHARE", help="Time the debugger may add: 1%, full (every step), off.  [default: 1%]")
 @click.option("--layers", metavar="PATTERN", multiple=True, help="Watch these layers only (name, glob; repeatable).")
+@click.option("--gradients", is_flag=True, help="Look for faults of the gradients only (may be combined).")
+@click.option("--dead-neurons", is_flag=True, help="Look for dead and saturated units only.")
+@click.option("--anomalies", is_flag=True, help="Look for NaN, Inf, explosions and instability only.")
+@click.option("--vanishing-threshold", metavar="NORM", help="Gradient norm below which a layer vanishes.")
+@click.option("--exploding-threshold", metavar="NORM", help="Gradient norm above which a layer explodes.")
+@click.option("--activation-threshold", metavar="X", help="Activation below which a unit counts as inactive.")
+@click.option("--alert-on-nan", is_flag=True, default=None, help="Stop before a NaN reaches the weights (exit code 6).")
+@click.option("--arm-nan", metavar="STEP", type=int, help="Check every operation from this update on: names the line.")
 @click.option("--max-disk", metavar="SIZE", help="Most disk a run may take.  [default: 2GB]")
 @click.option("--export", metavar="FILE", help="Write the session as JSON when the run is over.")
 @click.option("--json", "as_json", is_flag=True, help="Print the session as JSON on stdout instead of the report.")
@@ -80,6 +88,9 @@ def _config(options: dict[str, Any]) -> Config:
 
     flags = {name: options[name] for name in ("headless", "host", "port", "out", "budget", "max_disk", "fail_on")}
     flags["dashboard.enabled"] = options["dashboard"]
+    flags["alert_on_nan"] = options["alert_on_nan"]
+    for name in ("vanishing", "exploding", "activation"):
+        flags[f"thresholds.{name}"] = options[f"{name}_threshold"]
     flags["layers"] = options["layers"] or None
     return load_config(flags)
 
@@ -111,8 +122,20 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             json=options["as_json"],
             live=live,
             fail_on=config.fail_on,
+            settings=_settings(config, options),
+            alert_on_nan=config.alert_on_nan,
+            arm_nan=options["arm_nan"],
         )
     )
+
+
+def _settings(config: Config, options: dict[str, Any]) -> dict[str, Any]:
+    """What the analysis is told: limits the user gave, and what to look for where not everything."""
+    limits = config.thresholds
+    given = {"vanishing": limits.vanishing, "exploding": limits.exploding, "activation": limits.activation}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    focus = [name for name in ("gradients", "dead_neurons", "anomalies") if options[name]]
+    return {**settings, **({"focus": focus} if focus else {})}
 
 
 def _check_writable(path: Path) -> None:

@@ -83,7 +83,8 @@ def _show(trace: Trace, name: str, *, step: int | None, kind: str | None, as_jso
 
     found = view_layer(trace, name, step=step, kind=kind)
     if as_json:
-        from neuraldbg.surfaces.reports.session import dump, jsonable, stats_object
+        from neuraldbg.analysis.findings import strict
+        from neuraldbg.surfaces.reports.session import dump, stats_object
 
         plain: dict[str, Any] = {
             "layer": found.path,
@@ -103,7 +104,7 @@ def _show(trace: Trace, name: str, *, step: int | None, kind: str | None, as_jso
                 for view in found.views
             ],
         }
-        click.echo(dump(jsonable(plain)))
+        click.echo(dump(strict(plain)))
         return 0
     from neuraldbg.surfaces.terminal.console import make_console
     from neuraldbg.surfaces.terminal.inspection import render_layer

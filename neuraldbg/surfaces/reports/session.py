@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuraldbg.analysis.findings import strict
 from neuraldbg.errors import UsageError
 from neuraldbg.records import TensorStats
 
@@ -38,7 +38,7 @@ def session_object(trace: Trace) -> dict[str, Any]:
 def session_of(summary: RunSummary) -> dict[str, Any]:
     """The same for a run that is already summarised."""
     overhead = summary.overhead
-    plain: dict[str, Any] = jsonable(
+    plain: dict[str, Any] = strict(
         {
             "schema": SCHEMA,
             "run": _run(summary),
@@ -103,17 +103,6 @@ def stats_object(stats: TensorStats) -> dict[str, Any]:
         "nan_count": stats.nan_count,
         "inf_count": stats.inf_count,
     }
-
-
-def jsonable(value: Any) -> Any:
-    """The value with every float that JSON has no word for written as one."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    return value
 
 
 def dump(session: Mapping[str, Any], *, indent: int | None = None) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuraldbg.surfaces.terminal.console import ascii_only
+from neuraldbg.surfaces.terminal.diagnosis import LABEL_WIDTH, labelled, render_diagnosis
 from neuraldbg.surfaces.terminal.figures import duration, figure, percent, quantity, sparkline
 from neuraldbg.surfaces.terminal.layer_table import bad_lines, table_lines, telling
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 MOST_LAYERS = 25
 MOST_NOTES = 8
 MOST_NAMED = 3
-LABEL_WIDTH = 11
 LOG_FROM = 100.0  # a loss that falls this many times is drawn on a log scale
-STATE_STYLE = {"healthy": "bold green", "warning": "bold yellow", "critical": "bold red", "undecided": "bold cyan"}
 
 
 def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> None:
     """Prints the report of one run."""
+    render_diagnosis(summary, console)
+    console.print()
     _render_head(summary, console)
     if summary.layers:
         console.print()
@@ -46,19 +46,6 @@ def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> No
     _render_closing(summary, console, run_dir=run_dir)
 
 
-def labelled(console: Console, label: str, text: str, *, style: str = "", label_style: str = "bold") -> None:
-    """A label in the first column, its text beside it, wrapped under itself."""
-    from rich.text import Text
-
-    lines = textwrap.wrap(text, console.width - LABEL_WIDTH, break_on_hyphens=False) or [""]
-    for at, line in enumerate(lines):
-        whole = Text()
-        whole.append("" if at else label, style=label_style)
-        whole.append(" " * (LABEL_WIDTH - len(whole)))
-        whole.append(line, style=style)
-        console.print(whole, no_wrap=True, crop=False)
-
-
 def _render_head(summary: RunSummary, console: Console) -> None:
     labelled(console, "NeuralDbg", _title(summary), style="bold")
     losses = [_curve(line.label, line.points, console) for line in summary.loss_lines[:MOST_NAMED]]
@@ -70,8 +57,6 @@ def _render_head(summary: RunSummary, console: Console) -> None:
     ):
         if text:
             labelled(console, label, text)
-    state = summary.verdict.state
-    labelled(console, "Verdict", f"{state}: {summary.verdict.headline}.", label_style=STATE_STYLE[state])
 
 
 def _title(summary: RunSummary) -> str:

@@ -4,7 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-WATCHERS: tuple[str, ...] = ()  # "module:Class", each made with the TorchCapture it takes part in
+# "module:Class", each made with the TorchCapture it takes part in
+WATCHERS: tuple[str, ...] = (
+    "origin:OriginWatch",
+    "loss_scaling:LossScaling",
+    "rounding:Rounding",
+    "half_gradients:HalfGradients",
+    "masked_labels:MaskedLabels",
+    "loss_inputs:LossInputs",
+    "identity_births:Births",
+    "identity:Ownership",
+    "graphs_flow:GradientFlow",
+    "graphs_cut:GraphCuts",
+    "graphs_reach:GraphReach",
+    "graphs_kept:KeptGraphs",
+    "modes:Modes",
+    "checkpoints:Checkpoints",
+    "tying:Tying",
+    "norms:NormLayers",
+    "copies:Copies",
+    "frozen:FrozenChanges",
+    "waiting:HostFetches",
+)
 
 
 def start_watchers(capture: Any) -> list[Any]:

@@ -1,0 +1,8 @@
+"""Anomaly detection over any metrics of any layer: z-score, interquartile range, isolation forest."""
+
+from __future__ import annotations
+
+from neuraldbg.analysis.anomalies.detector import AnomalyDetector, Judgement
+from neuraldbg.analysis.anomalies.recorded import Anomaly, anomalies_of
+
+__all__ = ["Anomaly", "AnomalyDetector", "Judgement", "anomalies_of"]

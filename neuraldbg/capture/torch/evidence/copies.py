@@ -1,0 +1,139 @@
+"""Averaged copies of a trained model (EMA, SWA, teachers): do they follow it, parameters and buffers alike?"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.tree import Model
+from neuraldbg.capture.torch.updates import Known
+
+FIRST_LOOK = 10  # updates after which copies are searched for
+MOST_BYTES = 32 * 2**20  # of a model that is compared
+MOST_COPIES = 8
+
+
+@dataclass(eq=False)
+class Copy:
+    """A second module of the same class and shapes as a trained model."""
+
+    ref: weakref.ref[nn.Module]
+    name: str
+    original: Model
+    since: int  # the update after which it was first seen
+    parameters: list[Tensor] = field(default_factory=list)  # as first seen
+    buffers: list[Tensor] = field(default_factory=list)
+    original_buffers: list[Tensor] = field(default_factory=list)
+    original_parameters: list[Tensor] = field(default_factory=list)
+
+
+class Copies:
+    """One fact `copy` per copy: what moved between the first look and the end, and how far it is from its original."""
+
+    def __init__(self, capture: Any) -> None:
+        self.core = capture.core
+        self._updates = 0
+        self._trained: dict[int, Model] = {}
+        self._copies: list[Copy] = []
+        self.core.take_part("update_done", "copies of models", self._updated)
+        self.core.take_part("ending", "copies of models", self._end)
+
+    def _updated(self, *_: Known) -> None:
+        self._updates += 1
+        if self._updates == FIRST_LOOK:
+            self._search()
+        elif self._copies and self._updates in (100, 1_000, 10_000):
+            self._write_all()
+
+    def _search(self) -> None:
+        """Once: a walk over all objects of the process, some milliseconds."""
+        for root, model in list(self.core.tree.models.items()):
+            if _small(root) and any(parameter.grad is not None for parameter in root.parameters()):
+                self._trained[id(root)] = model
+        if not self._trained:
+            return
+        kinds = {type(root) for root, _ in self.core.tree.models.items() if id(root) in self._trained}
+        others = [each for each in gc.get_objects() if type(each) in kinds and id(each) not in self._trained]
+        for root, model in list(self.core.tree.models.items()):
+            if id(root) in self._trained:
+                for other in others:
+                    if len(self._copies) < MOST_COPIES and type(other) is type(root) and _alike(other, root):
+                        self._copies.append(self._met(other, root, model))
+
+    def _met(self, other: nn.Module, root: nn.Module, model: Model) -> Copy:
+        names = self.core.recorder.frames.names_of(other)
+        name = names[0] if names else type(other).__name__
+        copy = Copy(weakref.ref(other), name, model, self.core.recorder.step)
+        copy.parameters, copy.buffers = _values(other.parameters()), _values(other.buffers())
+        copy.original_parameters, copy.original_buffers = _values(root.parameters()), _values(root.buffers())
+        return copy
+
+    def _end(self) -> None:
+        self._write_all()
+        self._copies.clear()
+
+    def _write_all(self) -> None:
+        for copy in self._copies:
+            other, root = copy.ref(), copy.original.ref()
+            if other is not None and root is not None:
+                self._write(copy, other, root)
+
+    @torch.no_grad()
+    def _write(self, copy: Copy, other: nn.Module, root: nn.Module) -> None:
+        layer = self.core.tree.layers.get(other)
+        self.core.recorder.fact(
+            "copy",
+            name=copy.name,
+            site=None if layer is None else layer.model.site,
+            original=copy.original.site,
+            since=copy.since,
+            trained=any(parameter.grad is not None for parameter in other.parameters()),
+            parameters_moved=_moved(copy.parameters, other.parameters()),
+            buffers=len(copy.buffers),
+            buffers_moved=_moved(copy.buffers, other.buffers()),
+            original_buffers_moved=_moved(copy.original_buffers, root.buffers()),
+            distance=_distance(other.parameters(), root.parameters()),
+            buffer_distance=_distance(other.buffers(), root.buffers()),
+            original_travelled=_distance(root.parameters(), copy.original_parameters),
+        )
+
+
+def _small(root: nn.Module) -> bool:
+    whole = sum(p.numel() * p.element_size() for p in root.parameters() if not _unready(p))
+    return 0 < whole <= MOST_BYTES and all(p.device.type == "cpu" for p in root.parameters())
+
+
+def _unready(parameter: Any) -> bool:
+    return bool(torch.nn.parameter.is_lazy(parameter)) or parameter.is_meta
+
+
+def _alike(other: nn.Module, root: nn.Module) -> bool:
+    def shapes(module: nn.Module) -> list[Any]:
+        return [(name, None if _unready(p) else tuple(p.shape)) for name, p in module.named_parameters()]
+
+    shared = {p.data_ptr() for p in root.parameters()} & {p.data_ptr() for p in other.parameters()}
+    return not shared and shapes(other) == shapes(root)
+
+
+def _values(tensors: Any) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors if tensor.is_floating_point()]
+
+
+def _moved(before: list[Tensor], now: Any) -> bool:
+    current = [tensor.detach() for tensor in now if tensor.is_floating_point()]
+    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in zip(before, current, strict=False))
+
+
+def _distance(these: Any, those: Any) -> float | None:
+    """Relative to the second ones; None where there is nothing to compare."""
+    apart = size = 0.0
+    for a, b in zip(these, those, strict=False):
+        if a.is_floating_point() and a.shape == b.shape:
+            apart += float((a.detach().double() - b.detach().double()).square().sum())
+            size += float(b.detach().double().square().sum())
+    return (apart / size) ** 0.5 if size > 0 else None

@@ -1,0 +1,278 @@
+"""Where the way back from the loss to the parameters is cut: layers that ran and get no gradient, and the place after
+them where a tensor without a graph goes on."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.stats import measurable
+from neuraldbg.capture.torch.sweep import owned
+from neuraldbg.capture.torch.tree import Layer
+
+if TYPE_CHECKING:
+    from neuraldbg.capture.torch.attach import TorchCapture
+
+MOST_ENTRIES = 1024  # layer calls of one step that are looked at
+MOST_FACTS = 16
+_HEAD = 64
+_MARKED = 64
+
+
+@dataclass(slots=True)
+class Ran:
+    """One call of a layer, as flags and addresses."""
+
+    layer: Layer
+    pass_id: int
+    grad_mode: bool
+    floating_in: bool
+    graph_in: bool  # an input has a graph
+    graph_out: bool
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    parameters: list[weakref.ref[Tensor]]  # its own, trainable ones
+
+
+@dataclass(eq=False)
+class PassSeen:
+    site: int
+    grad_mode: bool
+    graph_out: bool
+    floating_out: bool
+    raw: tuple[int, ...]  # addresses of its inputs that no earlier layer put out
+    fed_cut: bool  # an input has no graph although it is what an earlier pass put out with one
+
+
+@dataclass(eq=False)
+class Window:
+    """The layer calls since the last update."""
+
+    ran: list[Ran] = field(default_factory=list)
+    passes: list[PassSeen] = field(default_factory=list)
+    put_out: dict[int, bool] = field(default_factory=dict)  # address -> had a graph
+    raw: set[int] = field(default_factory=set)
+
+
+class GraphCuts:
+    def __init__(self, capture: TorchCapture) -> None:
+        self.core = capture.core
+        self._updates = capture.updates
+        self._window = Window()
+        self._own: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()  # layer -> trainable parameters
+        self._reached: IdentityTable[bool] = IdentityTable()
+        self._first: IdentityTable[Tensor] = IdentityTable()
+        self._written: set[Any] = set()
+        self._unreached: IdentityTable[bool] = IdentityTable()
+        self._facts = 0
+        self._cuts = 0
+        core = self.core
+        core.on_layer.append(core.guard.shield("graphs of layers")(self._layer))
+        core.take_part("pass_begun", "graphs of inputs", self._pass_begun)
+        core.take_part("pass_ended", "graphs of outputs", self._pass_ended)
+        core.take_part("backward_begun", "graph of the loss", self._backward)
+        core.take_part("update_begun", "parameters without gradients", self._update)
+        core.take_part("update_done", "end of a window", self._done)
+        core.take_part("ending", "parameters never reached", self._ending)
+
+    # -- forward -----------------------------------------------------------------------------------------------------
+
+    def _pass_begun(self, one: Pass, _: Any, args: Any, kwargs: Any) -> None:
+        if not one.sampled:
+            return
+        window = self._window
+        for tensor in _floating((args, kwargs)):
+            address = _address(tensor)
+            if address is not None and address not in window.put_out:
+                window.raw.add(address)
+
+    def _layer(self, layer: Layer, one: Pass, values: Any) -> None:
+        window = self._window
+        if len(window.ran) >= MOST_ENTRIES:
+            return
+        parameters = self._parameters(layer)
+        outputs = _floating(values[2])
+        addresses = tuple(address for tensor in outputs if (address := _address(tensor)) is not None)
+        if layer.leaf or parameters:
+            inputs = _floating(values[:2])
+            window.ran.append(
+                Ran(
+                    layer,
+                    one.id,
+                    torch.is_grad_enabled(),
+                    bool(inputs),
+                    any(tensor.requires_grad for tensor in inputs),
+                    any(tensor.requires_grad for tensor in outputs),
+                    tuple(address for tensor in inputs if (address := _address(tensor)) is not None),
+                    addresses,
+                    parameters,
+                )
+            )
+        for tensor, address in zip(outputs, addresses, strict=False):
+            window.put_out[address] = window.put_out.get(address, False) or tensor.requires_grad
+
+    def _parameters(self, layer: Layer) -> list[weakref.ref[Tensor]]:
+        known = self._own.get(layer)
+        if known is None:
+            root = layer.model.ref()
+            module = None if root is None else attempt(lambda: root.get_submodule(layer.path))
+            mine = list(module.parameters(recurse=False)) if isinstance(module, nn.Module) else []
+            known = self._own[layer] = [weakref.ref(parameter) for parameter in mine]
+        return [ref for ref in known if (parameter := ref()) is not None and parameter.requires_grad]
+
+    def _pass_ended(self, one: Pass, _: Any, inputs: Any, outputs: Any) -> None:
+        window = self._window
+        if not one.sampled or len(window.passes) >= 256:
+            return
+        out = _floating(outputs)
+        addresses = [_address(tensor) for tensor in _floating(inputs) if not tensor.requires_grad]
+        window.passes.append(
+            PassSeen(
+                one.model.site,
+                one.grad,
+                any(tensor.requires_grad for tensor in out),
+                bool(out),
+                tuple(address for address in addresses if address is not None and address in window.raw),
+                any(address is not None and window.put_out.get(address, False) for address in addresses),
+            )
+        )
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def _backward(self, loss: Tensor | None, source: int) -> None:
+        """A loss that is a leaf: nothing it was computed from can be reached."""
+        if loss is None or loss.grad_fn is not None or self._cuts >= 8:
+            return
+        passes = self._window.passes
+        if isinstance(loss, nn.Parameter) or not (passes or self.core.recorder.step == 0):
+            return
+        self._cuts += 1
+        trainable_ran = any(one.parameters for one in self._window.ran)
+        self.core.recorder.fact(
+            "loss_cut",
+            source_id=source,
+            requires_grad=bool(loss.requires_grad),
+            elements=loss.numel(),
+            passes=len(passes),
+            passes_without_grad_mode=sum(not one.grad_mode for one in passes),
+            passes_with_graph=sum(one.graph_out for one in passes),
+            trainable_layers_ran=trainable_ran,
+            grad_mode=torch.is_grad_enabled(),
+        )
+
+    # -- updates -----------------------------------------------------------------------------------------------------
+
+    def _update(self, optimizer: Optimizer, known: Any) -> None:
+        if not self.core.sampling or self._facts >= MOST_FACTS or not self._window.ran:
+            return
+        mine = {id(parameter) for parameter in owned(optimizer)}
+        for parameter in owned(optimizer):
+            if parameter.grad is not None:
+                self._reached[parameter] = True
+        lost = [ran for ran in self._window.ran if self._is_lost(ran, mine)]
+        if not lost:
+            return
+        for ran in lost:
+            self._mark(ran)
+        signature = (known.site, tuple(dict.fromkeys(ran.layer.site for ran in lost)))
+        if signature not in self._written:
+            self._written.add(signature)
+            self._facts += 1
+            self._write(known.site, lost)
+
+    def _is_lost(self, ran: Ran, mine: set[int]) -> bool:
+        """Trainable, owned by this optimizer, ran in this step, and no gradient ever came."""
+        own = [parameter for ref in ran.parameters if (parameter := ref()) is not None and id(parameter) in mine]
+        return bool(own) and not any(parameter in self._reached for parameter in own)
+
+    def _mark(self, ran: Ran) -> None:
+        for ref in ran.parameters:
+            parameter = ref()
+            if parameter is None or parameter in self._first or len(self._first) >= _MARKED:
+                continue
+            self._unreached[parameter] = True
+            if not parameter.is_cuda and measurable(parameter) and parameter.layout == torch.strided:
+                with torch.no_grad():
+                    self._first[parameter] = parameter.detach().reshape(-1)[:_HEAD].clone()
+
+    def _write(self, optimizer: int, lost: list[Ran]) -> None:
+        ran = self._window.ran
+        sites = list(dict.fromkeys(one.layer.site for one in lost))
+        with_mode = {one.layer.site for one in ran if one.grad_mode and one.layer.site in set(sites)}
+        before, after, shared, whole = self._cut(lost, with_mode)
+        last_pass = next((one for one in reversed(self._window.passes) if one.floating_out), None)
+        self.core.recorder.fact(
+            "unreached",
+            optimizer=optimizer,
+            layers=sites[:64],
+            count=len(sites),
+            without_grad_mode=[site for site in sites if site not in with_mode][:64],
+            before=before,
+            after=after,
+            shares_memory=shared,
+            all_before=whole,
+            model_output_without_graph=last_pass is not None and not last_pass.graph_out,
+            elements=sum(p.numel() for one in lost for ref in one.parameters if (p := ref()) is not None),
+        )
+
+    def _cut(self, lost: list[Ran], with_mode: set[int]) -> tuple[int | None, int | None, bool, bool]:
+        """The last layer before the cut and the first one after it: the latter takes a tensor without a graph that is
+        no input of the model. Then whether that tensor shares memory with what an earlier layer put out, and whether no
+        trainable layer before it gets gradients."""
+        window = self._window
+        last = max((index for index, one in enumerate(window.ran) if one in lost), default=-1)
+        known = [one for one in lost if one.layer.site in with_mode]
+        latest = (known or lost)[-1]
+        for index, one in enumerate(window.ran[last + 1 :], last + 1):
+            if not one.floating_in or one.graph_in or not one.grad_mode:
+                continue
+            shared = any(window.put_out.get(address, False) for address in one.inputs)
+            if shared or not (set(one.inputs) & window.raw):
+                whole = all(other in lost for other in window.ran[:index] if other.parameters)
+                return latest.layer.site, one.layer.site, shared, whole
+        return latest.layer.site, None, False, False
+
+    def _done(self, *_: Any) -> None:
+        if self._window.ran or self._window.passes or self._window.raw:
+            self._window = Window()
+
+    def _ending(self) -> None:
+        """Which of them have been moved after all, by hand or by averaging, or got a gradient later."""
+        if not len(self._unreached):
+            return
+        moved = [p for p, first in self._first.items() if not _same(p, first)]
+        reached = [p for p, _ in self._unreached.items() if p in self._reached or p.grad is not None]
+        sites = self.core.tree.parameter_site
+        self.core.recorder.fact(
+            "unreached_end",
+            moved=sorted(site for p in moved if (site := sites.get(p)) is not None),
+            reached=sorted(site for p in reached if (site := sites.get(p)) is not None),
+        )
+
+
+@torch.no_grad()
+def _same(parameter: Tensor, first: Tensor) -> bool:
+    now = parameter.detach().reshape(-1)[:_HEAD]
+    if now.shape != first.shape or now.device != first.device:
+        return False
+    return bool(torch.equal(torch.nan_to_num(now.float()), torch.nan_to_num(first.float())))
+
+
+def _floating(values: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors(values) if tensor.is_floating_point() or tensor.is_complex()][:16]
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Where its storage begins: what detach(), .data, .numpy() and views share."""
+    if tensor.layout != torch.strided or not measurable(tensor) or not tensor.numel():
+        return None
+    address = attempt(lambda: tensor.untyped_storage().data_ptr())
+    return address or None

@@ -1,0 +1,146 @@
+"""Graphs that outlive their step: how many, and which variable of the script holds them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.torch.passes import Pass, tensors
+
+if TYPE_CHECKING:
+    from neuraldbg.capture.torch.attach import TorchCapture
+
+MOST = 4096  # graphs that are followed at a time
+OLD = 4  # updates of every optimizer after which a graph should be gone
+_FIRST_LOOK = 8  # old graphs that make us look for who holds them
+_EVERY = 64  # updates between two counts on quiet steps
+PASS = "neuraldbg_pass"
+TOKEN = "neuraldbg_graph"
+
+
+class Token:
+    """Lies in the metadata of a graph's node and goes when the graph does."""
+
+    __slots__ = ("__weakref__",)
+
+
+class KeptGraphs:
+    def __init__(self, capture: TorchCapture) -> None:
+        self.core = capture.core
+        self._updates = capture.updates
+        self._alive: dict[int, tuple[weakref.ref[Token], int]] = {}  # pass -> token, step
+        self._followed = 0
+        self._look_at = _FIRST_LOOK
+        core = self.core
+        core.take_part("pass_ended", "graphs of passes", self._pass_ended)
+        core.take_part("update_done", "graphs alive", self._updated)
+        core.take_part("ending", "graphs alive at the end", self._ending)
+
+    def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
+        if not one.grad or len(self._alive) >= MOST:
+            return
+        node = next((tensor.grad_fn for tensor in tensors(outputs) if tensor.grad_fn is not None), None)
+        if node is None:
+            return
+        token = node.metadata.get(TOKEN)
+        if token is None:
+            token = node.metadata[TOKEN] = Token()
+            alive, number = self._alive, one.id
+            self._followed += 1
+            alive[number] = (weakref.ref(token, lambda _: alive.pop(number, None)), self.core.recorder.step)
+
+    def _updated(self, *_: Any) -> None:
+        step = self.core.recorder.step
+        if len(self._alive) < _FIRST_LOOK or not (self.core.sampling or step % _EVERY == 0):
+            return
+        old = self._old(step)
+        self.core.recorder.scalar("graphs_kept", float(old))
+        if old >= self._look_at:
+            self._look_at = 4 * old
+            self._write(old, self._holder())
+
+    def _old(self, step: int) -> int:
+        patience = OLD * max(len(self._updates.optimizers), 1)
+        return sum(1 for _, born in self._alive.values() if born <= step - patience)
+
+    def _write(self, old: int, holder: dict[str, Any] | None) -> None:
+        self.core.recorder.fact(
+            "graphs_kept", count=old, followed=self._followed, full=len(self._alive) >= MOST, holder=holder
+        )
+
+    def _ending(self) -> None:
+        if self._look_at > _FIRST_LOOK:
+            self._write(self._old(self.core.recorder.step), None)
+
+    # -- who holds them ----------------------------------------------------------------------------------------------
+
+    def _holder(self) -> dict[str, Any] | None:
+        """The variable, list or attribute with the most graphs in it."""
+        best: dict[str, Any] | None = None
+        seen: set[int] = set()
+        for frame in self.core.recorder.frames.user_frames(2):
+            scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
+            for scope in scopes:
+                for name, value in list(scope.items()):
+                    if name.startswith("__") or id(value) in seen:
+                        continue
+                    seen.add(id(value))
+                    for where, what in _places(name, value):
+                        found = attempt(partial(_graphs_in, what)) or 0
+                        if found > 1 and (best is None or found > best["graphs"]):
+                            file = self.core.recorder.frames.display(frame.f_code.co_filename)
+                            kind = type(what).__name__
+                            best = {"name": where, "graphs": found, "kind": kind, "file": file}
+        return best
+
+
+def _places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A variable and, of the user's own objects, their attributes."""
+    yield name, value
+    module = type(value).__module__
+    if isinstance(value, Tensor | type) or module in ("builtins", "collections", "numpy") or callable(value):
+        if not isinstance(value, nn.Module):
+            return
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict:
+        for key, inner in islice(list(attributes.items()), 256):
+            if not key.startswith("__"):
+                yield f"{name}.{key}", inner
+
+
+def _graphs_in(value: Any, depth: int = 0) -> int:
+    """How many graphs of passes something keeps alive: a tensor by its own graph, a container by its items."""
+    if isinstance(value, Tensor):
+        return _passes_below(value)
+    if depth < 2 and isinstance(value, list | tuple | deque | dict | set):
+        items = list(value.values()) if isinstance(value, dict) else list(islice(value, 20_000))
+        if len(items) > 6:  # the ends stand for the rest
+            ends = sum(_graphs_in(item, depth + 1) > 0 for item in (*items[:3], *items[-3:]))
+            return len(items) * ends // 6
+        return sum(min(_graphs_in(item, depth + 1), 2) for item in items)
+    return 0
+
+
+def _passes_below(tensor: Tensor) -> int:
+    if tensor.grad_fn is None:
+        return 0
+    found: set[int] = set()
+    queue, seen = deque([tensor.grad_fn]), {tensor.grad_fn}
+    while queue and len(seen) < 2000:
+        node: Any = queue.popleft()
+        mark = node.metadata.get(PASS)
+        if mark is not None:
+            found.add(mark)
+            continue
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                queue.append(child)
+    return max(len(found), 1)

@@ -1,0 +1,129 @@
+"""Input columns that are copies of the target: collected over some batches, judged on all of them together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Values = dict[str, Any]
+MOST_ROWS = 2048
+MOST_COLUMNS = 256
+ENOUGH_ROWS = 128
+COPIED = 1e-3  # what an affine map of the column leaves of the target, relative to the target's own spread
+CLASSES = 20
+
+
+class Columns:
+    """Rows of inputs and targets of one loss, up to a bound."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Array] = []
+        self.targets: list[Array] = []
+        self.rows = 0
+        self.shape: tuple[int, ...] | None = None  # of one sample
+        self.judged = 0
+
+    @property
+    def full(self) -> bool:
+        return self.rows >= MOST_ROWS
+
+    def add(self, inputs: Array, target: Array) -> None:
+        flat, wanted = inputs.reshape(len(inputs), -1), target.reshape(-1)
+        if self.shape is None:
+            self.shape = tuple(inputs.shape[1:])
+        if self.full or len(flat) != len(wanted) or inputs.shape[1:] != self.shape:
+            return
+        keep = min(MOST_ROWS - self.rows, len(flat))
+        self.inputs.append(flat[:keep].astype(np.float32))
+        self.targets.append(wanted[:keep].astype(np.float64))
+        self.rows += keep
+
+    def judge(self) -> Values | None:
+        """The column that gives the target away, if there is one."""
+        if self.rows < ENOUGH_ROWS or self.rows == self.judged:
+            return None
+        self.judged = self.rows
+        inputs, target = np.concatenate(self.inputs).astype(np.float64), np.concatenate(self.targets)
+        good = np.isfinite(inputs).all(1) & np.isfinite(target)
+        inputs, target = inputs[good], target[good]
+        if len(target) < ENOUGH_ROWS or target.std() == 0 or inputs.shape[1] < 2:
+            return None
+        found = _copies(inputs, target)
+        if len(found) == 0:
+            return None
+        rest = np.setdiff1d(np.arange(inputs.shape[1]), found)
+        column = int(found[-1])
+        return {
+            "column": column,
+            "columns": int(inputs.shape[1]),
+            "copies": len(found),
+            "last_column": column == inputs.shape[1] - 1,
+            "sample_shape": list(self.shape or ()),
+            "rows": len(target),
+            "left_unexplained": _residual(inputs[:, column], target),
+            "explained_by_others": _explained(inputs[:, rest], target),
+        }
+
+
+def _copies(inputs: Array, target: Array) -> Array:
+    if len(np.unique(target)) <= CLASSES and (target == np.round(target)).all():
+        return _give_class_away(inputs, target)
+    left = np.array([_residual(inputs[:, column], target) for column in range(inputs.shape[1])])
+    copied = left < COPIED
+    for column in np.flatnonzero(~copied & (left < 0.6)):  # log(y), y**2: a copy in other units
+        copied[column] = _same_order(inputs[:, column], target)
+    return np.flatnonzero(copied)
+
+
+def _residual(column: Array, target: Array) -> float:
+    """Spread of the target that a straight line through the column leaves, over its whole spread."""
+    spread = column.std()
+    if spread == 0:
+        return 1.0
+    correlation = ((column - column.mean()) * (target - target.mean())).mean() / (spread * target.std())
+    return float(np.sqrt(max(1 - min(abs(correlation), 1.0) ** 2, 0.0)))
+
+
+def _same_order(column: Array, target: Array) -> bool:
+    if len(np.unique(column)) < 0.9 * len(column):
+        return False
+    order = np.argsort(column, kind="stable")
+    steps = np.diff(target[order])
+    return bool((steps >= 0).all() or (steps <= 0).all())
+
+
+def _give_class_away(inputs: Array, target: Array) -> Array:
+    """Columns of which one class has a single value that no other sample ever has, with every class seen often."""
+    labels, counts = np.unique(target, return_counts=True)
+    if len(labels) < 2 or counts.min() < 8:
+        return np.empty(0, np.int64)
+    found = [column for column in range(inputs.shape[1]) if _gives_away(inputs[:, column], target, labels)]
+    return np.array(found, np.int64)
+
+
+def _gives_away(column: Array, target: Array, labels: Array) -> bool:
+    """Every class but one must have a value of its own: the label under another name. Of two classes one is enough,
+    when the other's values lie apart."""
+    own = 0
+    for label in labels:
+        inside, outside = column[target == label], column[target != label]
+        spread = column.max() - column.min()
+        apart = np.abs(outside - inside[0]).min() > 0.02 * spread if spread > 0 else False
+        own += bool(apart and np.ptp(inside) <= 1e-6 * spread)
+    return own >= len(labels) - 1
+
+
+def _explained(inputs: Array, target: Array) -> float:
+    """Share of the target's variance that a linear map of the other columns explains, corrected for their number."""
+    rows, columns = inputs.shape
+    if columns == 0 or rows <= columns + 8:
+        return 0.0
+    spread = inputs.std(0)
+    scaled = (inputs - inputs.mean(0))[:, spread > 0] / spread[spread > 0]
+    wanted = target - target.mean()
+    weights = np.linalg.lstsq(scaled, wanted, rcond=None)[0]
+    left = ((wanted - scaled @ weights) ** 2).sum() / (wanted**2).sum()
+    return float(1 - left * (rows - 1) / (rows - 1 - scaled.shape[1]))

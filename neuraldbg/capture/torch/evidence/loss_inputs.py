@@ -1,0 +1,422 @@
+"""What is put into the losses: by which operation it was made, in which range it lies, how it fits the target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.evidence.attention import Attention, attentions_of, of_seen, seen_keys
+from neuraldbg.capture.torch.evidence.graph_walk import Visit, Walk, walk
+from neuraldbg.capture.torch.evidence.host_copies import Array, HostCopies
+from neuraldbg.capture.torch.evidence.leaks import MOST_COLUMNS, Columns
+from neuraldbg.capture.torch.evidence.loss_terms import (
+    LossTerm,
+    activation_of,
+    chain_of,
+    operands_of,
+    passes_below,
+    range_of,
+    softmax_axis,
+    terms_of,
+    time_slice,
+)
+from neuraldbg.capture.torch.evidence.loss_values import (
+    CLASSIFYING,
+    MOST_LABELS,
+    ROWS_OF_SCORES,
+    TARGETS,
+    Values,
+    class_rows,
+    first_rows,
+    label_counts,
+    of_numbers,
+    of_scores,
+    of_target,
+    outside,
+    pairs_every_sample,
+    sentinel_of,
+)
+from neuraldbg.capture.torch.evidence.penalties import penalties_of
+from neuraldbg.capture.torch.evidence.sequences import as_rows, padded_targets, shift_of
+from neuraldbg.capture.torch.passes import KeptTensor, Pass, leaves, tensors
+from neuraldbg.capture.torch.stats import measurable
+from neuraldbg.capture.torch.tree import Layer
+
+LINES = 16  # lines of the script that call backward and are looked at
+FIRST_LOOKS = 24  # on steps that are measured in full anyway
+SPACING = 1.2  # later looks: each so many times further into the run
+NEAR, DEEP = 600, 6000  # operations read below a loss, and once in a while below it and into the model
+LASTING = (
+    "recurrent",
+    "models",
+    "layer",
+    "activation_site",
+    "activation_inside",
+    "fed_site",
+    "softmax_site",
+)  # modules
+KEPT_OUTPUT = 65_536  # elements of a pass's output that are kept until its backward
+
+
+@dataclass
+class Line:
+    """A line that calls backward."""
+
+    looks: int = 0
+    next_look: float = 0.0
+    terms: dict[int, Watched] = field(default_factory=dict)
+
+
+@dataclass
+class Watched:
+    """One term of the loss of one line, over the run."""
+
+    looks: int = 0
+    last: Values = field(default_factory=dict)
+    written: bool = True
+    labels: dict[float, int] | None = field(default_factory=dict)  # None: too many to count
+    columns: Columns = field(default_factory=Columns)
+
+
+class LossInputs:
+    def __init__(self, capture: Any) -> None:
+        self.core = capture.core
+        self.passes = capture.passes
+        self.copies = HostCopies()
+        self._lines: dict[int, Line] = {}
+        self._outputs: dict[int, Tensor] = {}  # pass id -> small copy of what it put out, until the update
+        self._attentions: dict[tuple[Any, ...], Values] = {}
+        self.core.on_layer.append(self.core.guard.shield("modules of a loss")(self._mark))
+        for moment, notice in (
+            ("pass_ended", self._pass_ended),
+            ("backward_begun", self._begun),
+            ("update_done", self._update_done),
+            ("ending", self._ending),
+        ):
+            self.core.take_part(moment, "loss inputs", notice)
+
+    # -- on the way --------------------------------------------------------------------------------------------------
+
+    def _mark(self, layer: Layer, one: Pass, values: Any) -> None:
+        """Where a module's inputs and outputs lie in the graph; the marks die with it."""
+        if not one.grad:
+            return
+        for name, value in (("neuraldbg_in", values[:2]), ("neuraldbg_out", values[2])):
+            for tensor in tensors(value):
+                node: Any = tensor.grad_fn
+                if node is not None:
+                    node.metadata.setdefault(name, []).append(layer.site)
+
+    def _pass_ended(self, one: Pass, _root: Any, _inputs: Any, outputs: Any) -> None:
+        if not one.sampled or not one.grad or len(self._outputs) >= 16:
+            return
+        first = next((t for t in tensors(outputs) if t.is_floating_point() and t.numel() <= KEPT_OUTPUT), None)
+        if first is not None and measurable(first) and first.layout == torch.strided:
+            with torch.no_grad():
+                self._outputs[one.id] = first.detach().clone()
+
+    def _update_done(self, *_: Any) -> None:
+        self._outputs.clear()
+        self.copies.poll()
+
+    def _ending(self) -> None:
+        self.copies.finish_sync()
+        for source, line in self._lines.items():
+            for index, watched in line.terms.items():
+                self._judge_columns(source, index, watched)
+                if not watched.written:
+                    self._write(source, index, watched)
+
+    def _begun(self, loss: Tensor | None, source: int) -> None:
+        core = self.core
+        if loss is None or loss.grad_fn is None or core.budget.share == 0.0 or loss.is_complex():
+            return
+        line = self._lines.get(source)
+        if line is None:
+            if len(self._lines) >= LINES:
+                return
+            line = self._lines[source] = Line()
+        if not (core.sampling and line.looks < FIRST_LOOKS) and core.backwards < line.next_look:
+            return
+        line.next_look = max(line.next_look, core.backwards * SPACING + 1)
+        deep = core.sampling and (line.looks < 3 or line.looks % 8 == 0)
+        line.looks += 1
+        graph = walk(loss, DEEP if deep else NEAR)
+        records = {one.id: one for one in self.passes.current if one.record is not None}
+        for index, term in enumerate(terms_of(graph)):
+            self._look(source, index, term, graph, records)
+        for number, penalty in enumerate(penalties_of(graph)):
+            self._note(source, 100 + number, penalty)
+        if deep:
+            self._look_inside(graph, records)
+
+    # -- one term ----------------------------------------------------------------------------------------------------
+
+    def _look(self, source: int, index: int, term: LossTerm, graph: Walk, records: dict[int, Pass]) -> None:
+        watched = self._lines[source].terms.setdefault(index, Watched())
+        facts = _structure(term, graph)
+        below = passes_below(term.fed, graph) or sorted(graph.passes)
+        facts["models"] = sorted({records[one].model.site for one in below if one in records})
+        scores, target = self._values(term, graph, below)
+        facts["target_shape"] = None if target is None else list(target.shape)
+        facts["target_dtype"] = None if target is None else str(target.dtype).removeprefix("torch.")
+        sliced = time_slice(term, graph)
+        facts["start"] = 0 if sliced is None else sliced[1]
+        inputs = _inputs_of([records[one] for one in below if one in records])
+        facts["recurrent"] = _recurrent([records[one] for one in below if one in records])
+        operands = operands_of(term, graph)
+        pieces = {
+            "scores": first_rows(scores, ROWS_OF_SCORES),
+            "target": first_rows(target, TARGETS),
+            "difference": _small(None if operands is None else operands.difference),
+            "columns": None if watched.columns.full else _columns(inputs, target, facts["kind"]),
+            **{f"ids{number}": ids for number, ids in enumerate(_token_ids(inputs))},
+        }
+        step = self.core.recorder.step
+
+        def arrived(arrays: dict[str, Array]) -> None:
+            self._arrived(source, index, {**facts, "at_step": step}, arrays)
+
+        self.copies.take(pieces, arrived)
+
+    def _values(self, term: LossTerm, graph: Walk, below: list[int]) -> tuple[Tensor | None, Tensor | None]:
+        """Predictions and targets; of a difference written by hand, from the output of the pass that made them."""
+        if term.inputs is not None or term.visit.name not in ("Pow", "Abs"):
+            return term.inputs, term.target
+        operands = operands_of(term, graph)
+        minus = graph.past_shapes(graph.operand(term.visit))
+        if operands is None or operands.difference is None or minus is None or minus.name != "Sub":
+            return None, None
+        for one in below:
+            output = self._outputs.get(one)
+            if output is not None and output.numel() == operands.difference.numel() == math.prod(operands.prediction):
+                predicted = output.reshape(operands.difference.shape)
+                first = minus.node.next_functions[0][0] is not None
+                with torch.no_grad():
+                    difference = operands.difference
+                    return predicted, predicted - difference if first else predicted + difference
+        return None, None
+
+    def _arrived(self, source: int, index: int, facts: Values, arrays: dict[str, Array]) -> None:
+        watched = self._lines[source].terms[index]
+        scores, target = arrays.get("scores"), arrays.get("target")
+        kind, ignore = facts["kind"], facts["ignore_index"]
+        if target is not None:
+            facts |= of_target(target if ignore is None else _without(target, ignore))
+            if facts.get("range") is not None:
+                facts["target_outside"] = outside(target, facts["range"])
+            if kind not in CLASSIFYING:
+                facts |= sentinel_of(target)
+            _count(watched, target, ignore)
+        if scores is not None and scores.ndim:
+            hard = target if not facts["soft"] else None
+            facts |= of_scores(scores, hard, ignore) if kind in CLASSIFYING else of_numbers(scores, target)
+        if "difference" in arrays:
+            facts["all_pairs"] = pairs_every_sample(arrays["difference"], tuple(facts["prediction_shape"] or ()))
+        if target is not None and target.dtype.kind in "iu":
+            facts |= _of_sequence(arrays, target, scores if kind in CLASSIFYING else None, facts)
+        if "columns" in arrays and target is not None:
+            watched.columns.add(arrays["columns"], target)
+        self._keep(source, index, facts)
+
+    def _note(self, source: int, index: int, facts: Values) -> None:
+        self._lines[source].terms.setdefault(index, Watched())
+        self._keep(source, index, {**facts, "at_step": self.core.recorder.step})
+
+    def _keep(self, source: int, index: int, facts: Values) -> None:
+        watched = self._lines[source].terms[index]
+        watched.looks += 1
+        lasting = {name: watched.last[name] for name in LASTING if watched.last.get(name) and not facts.get(name)}
+        watched.last, watched.written = {**facts, **lasting}, False
+        if watched.looks <= 3 or watched.looks & (watched.looks - 1) == 0:
+            self._write(source, index, watched)
+        if watched.looks in (8, FIRST_LOOKS):
+            self._judge_columns(source, index, watched)
+
+    def _write(self, source: int, index: int, watched: Watched) -> None:
+        watched.written = True
+        counts = sorted((watched.labels or {}).items())
+        fields = {key: value for key, value in watched.last.items() if value is not None}
+        self.core.recorder.fact(
+            "loss_input",
+            source_id=source,
+            term=index,
+            look=watched.looks,
+            labels=[list(one) for one in counts],
+            **fields,
+        )
+
+    def _judge_columns(self, source: int, index: int, watched: Watched) -> None:
+        found = watched.columns.judge()
+        if found is not None:
+            kind = watched.last.get("kind")
+            recurrent = watched.last.get("recurrent")
+            self.core.recorder.fact("leak", source_id=source, term=index, kind=kind, recurrent=recurrent, **found)
+
+    # -- attention -----------------------------------------------------------------------------------------------------
+
+    def _look_inside(self, graph: Walk, records: dict[int, Pass]) -> None:
+        below = [records[one] for one in sorted(graph.passes) if one in records]
+        inputs = _inputs_of(below)
+        batches = {tensor.shape[0] for tensor in inputs if tensor.dim()}
+        for number, one in enumerate(attentions_of(graph)):
+            ids = {f"ids{at}": tensor for at, tensor in enumerate(_token_ids(inputs))}
+            self._attention(number, one, ids, batches)
+
+    def _attention(self, number: int, one: Attention, ids: dict[str, Tensor], batches: set[int]) -> None:
+        site = one.visit.layer
+        facts = {
+            **one.facts,
+            "site": site,
+            "inside": list(one.visit.inside),
+            "batch": sorted(batches)[:4],
+            "number": number,
+        }
+        facts["token_inputs"] = len(ids)
+        step = self.core.recorder.step
+
+        def arrived(arrays: dict[str, Array]) -> None:
+            seen = arrays.get("seen")
+            if seen is not None:
+                fitting = next((a for n, a in arrays.items() if n != "seen" and a.shape[1] == seen.shape[2]), None)
+                facts.update(of_seen(seen, fitting))
+            known = self._attentions.get((number, site))
+            if known is None or _changed(known, facts):
+                self._attentions[number, site] = facts
+                self.core.recorder.fact("attention", at_step=step, **facts)
+
+        self.copies.take({"seen": seen_keys(one), **ids}, arrived)
+
+
+# -- what one look gathers -----------------------------------------------------------------------------------------
+
+
+def _structure(term: LossTerm, graph: Walk) -> Values:
+    """What the graph says of a term, without a look at values."""
+    facts: Values = {
+        "kind": term.kind,
+        "reduction": term.reduction,
+        "sign": term.sign,
+        "factor": term.visit.factor,
+        "chain": chain_of(term, graph),
+        "layer": None if term.fed is None else term.fed.layer,
+        "ignore_index": term.ignore_index,
+        "weighted": term.weighted,
+        "soft": term.soft,
+        "in_model": bool(term.visit.inside),
+        "prediction_shape": None,
+    }
+    found = activation_of(term, graph)
+    if found is not None:
+        facts |= _activation(*found, graph)
+    if term.softmax is not None and softmax_axis(term.softmax) is not None:
+        facts["softmax_dim"], shape = softmax_axis(term.softmax) or (0, ())
+        facts |= {"softmax_shape": list(shape), "softmax_site": term.softmax.layer}
+    operands = operands_of(term, graph)
+    if operands is not None:
+        facts["prediction_shape"], facts["result_shape"] = list(operands.prediction), list(operands.result)
+        facts["target_before"] = None if operands.target is None else list(operands.target)
+        facts["reshaped"] = operands.reshaped
+    return facts
+
+
+def _activation(visit: Visit, name: str, graph: Walk) -> Values:
+    below = graph.past_shapes(graph.operand(visit))
+    facts: Values = {
+        "activation": name,
+        "activation_site": visit.layer,
+        "activation_inside": list(visit.inside),
+        "fed_site": None if below is None else below.layer,
+    }
+    span = range_of(visit, name)
+    if span is not None:
+        facts["range"] = [span[0], span[1] if math.isfinite(span[1]) else None]
+    axis = softmax_axis(visit)
+    if axis is not None:
+        facts |= {"activation_dim": axis[0], "activation_shape": list(axis[1])}
+    return facts
+
+
+def _inputs_of(passes: list[Pass]) -> list[Tensor]:
+    found = []
+    for one in passes:
+        if one.record is not None:
+            found += [kept.tensor for kept in leaves((one.record.args, one.record.kwargs), KeptTensor)]
+    return found[:16]
+
+
+def _token_ids(inputs: list[Tensor]) -> list[Tensor]:
+    whole = (torch.int64, torch.int32)
+    return [t for t in inputs if t.dim() == 2 and t.dtype in whole and min(t.shape) > 1 and t.numel() <= TARGETS][:3]
+
+
+def _columns(inputs: list[Tensor], target: Tensor | None, kind: str) -> Tensor | None:
+    """The first input with one row of numbers per target."""
+    if target is None or target.dim() == 0 or kind == "kl_div":
+        return None
+    rows = target.shape[0]
+    for tensor in inputs:
+        if tensor.is_floating_point() and 2 <= tensor.dim() <= 3 and tensor.shape[0] == rows == target.numel():
+            return tensor if tensor.numel() <= MOST_COLUMNS * rows else None
+    return None
+
+
+def _small(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is not None and tensor.numel() <= TARGETS else None
+
+
+def _recurrent(passes: list[Pass]) -> str | None:
+    """Whether the model is a recurrent one that reads forwards only."""
+    for one in passes:
+        root = one.model.ref()
+        found = [m for m in root.modules() if isinstance(m, nn.RNNBase)] if root is not None else []
+        if found:
+            return "both ways" if any(module.bidirectional for module in found) else "forwards"
+    return None
+
+
+def _without(target: Array, ignore: int) -> Array:
+    return target[target != ignore] if target.dtype.kind in "iu" else target
+
+
+def _count(watched: Watched, target: Array, ignore: int | None) -> None:
+    numbers = target if ignore is None else _without(target, ignore)
+    whole = watched.labels is not None and bool((numbers == numbers.round()).all())
+    counts = label_counts(numbers) if whole else None
+    if watched.labels is None or counts is None:
+        watched.labels = None
+        return
+    for label, count in counts.items():
+        watched.labels[label] = watched.labels.get(label, 0) + count
+    if len(watched.labels) > MOST_LABELS:
+        watched.labels = None
+
+
+def _of_sequence(arrays: dict[str, Array], target: Array, scores: Array | None, facts: Values) -> Values:
+    """Over all token inputs: the one the targets fit best."""
+    found: Values = {}
+    best = -1.0
+    for name, ids in arrays.items():
+        if not name.startswith("ids"):
+            continue
+        rows, turned = as_rows(target, len(ids)), as_rows(target, ids.shape[1], time_first=True)
+        for one, other in ((ids, rows), (ids.T, turned)):
+            shifted = None if other is None else shift_of(one, other, facts["start"], facts["ignore_index"])
+            if shifted is not None and shifted["shift_match"] > best + 1e-9:
+                best = shifted["shift_match"]
+                found |= {key: value for key, value in shifted.items() if key != "shares"}
+                found["shift_of_next"] = shifted["shares"].get(1)
+        flat = class_rows(scores)[0] if scores is not None else None
+        if rows is None:
+            continue
+        found |= padded_targets(ids, rows, flat, facts["ignore_index"]) or {}
+    return found
+
+
+def _changed(known: Values, facts: Values) -> bool:
+    numbers = ("seen_share", "future_share", "real_seen", "pad_seen")
+    return any(abs((known.get(name) or 0.0) - (facts.get(name) or 0.0)) > 0.25 for name in numbers)

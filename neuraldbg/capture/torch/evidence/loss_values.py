@@ -1,0 +1,182 @@
+"""What the values that went into a loss say: ranges, row sums, labels, predictions. NumPy on small host copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+Values = dict[str, Any]
+MOST_LABELS = 64  # different labels that are counted one by one
+ROWS_OF_SCORES = 131_072  # elements of the predictions that are looked at
+TARGETS = 65_536
+CLASSIFYING = ("cross_entropy", "nll", "picked_log_prob")
+
+
+def first_rows(tensor: Tensor | None, elements: int) -> Tensor | None:
+    """As many leading rows as fit."""
+    if tensor is None or tensor.dim() == 0 or tensor.numel() <= elements:
+        return tensor
+    per_row = max(tensor.numel() // tensor.shape[0], 1)
+    return tensor[: max(elements // per_row, 1)] if per_row <= 4 * elements else None
+
+
+def class_rows(scores: Array, labels: Array | None = None) -> tuple[Array, Array | None]:
+    """Scores as (rows, classes) and labels as (rows,): the class axis of an image or sequence is axis 1."""
+    if scores.ndim == 1:
+        return scores[None], None if labels is None else labels.reshape(-1)
+    if scores.ndim > 2:
+        scores = np.moveaxis(scores, 1, -1)
+    rows = scores.reshape(-1, scores.shape[-1])
+    if labels is None:
+        return rows, None
+    flat = labels.reshape(-1)
+    fewest = min(len(rows), len(flat))
+    return rows[:fewest], flat[:fewest]
+
+
+def of_target(target: Array) -> Values:
+    """Statistics of a target, whatever its sort."""
+    numbers = target.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    if finite.size == 0:
+        return {}
+    counts = label_counts(finite)
+    facts: Values = {
+        "target_min": float(finite.min()),
+        "target_max": float(finite.max()),
+        "target_mean": float(finite.mean()),
+        "target_std": float(finite.std()),
+        "target_integer": bool((finite == np.round(finite)).all()),
+        "target_distinct": len(counts) if counts is not None else MOST_LABELS + 1,
+        "target_median": float(np.median(finite)),
+    }
+    if target.ndim == 2 and target.shape[1] > 1 and target.dtype.kind == "f":
+        sums = numbers.sum(1)
+        facts["target_row_sums"] = [float(sums.min()), float(sums.mean()), float(sums.max())]
+        facts["target_rows_sum_to_one"] = float((np.abs(sums - 1) < 1e-3).mean())
+        facts["target_binary"] = bool(np.isin(numbers, (0.0, 1.0)).all())
+    return facts
+
+
+def outside(target: Array, span: list[float | None]) -> float:
+    """Share of the targets that lie clearly outside the range an activation can put out."""
+    low, high = span
+    if low is None:
+        return 0.0
+    finite = target[np.isfinite(target)].astype(np.float64)
+    slack = 0.05 * (high - low if high is not None else max(float(finite.std()), 1e-12)) if finite.size else 0.0
+    off = finite < low - slack
+    if high is not None:
+        off |= finite > high + slack
+    return float(off.mean()) if finite.size else 0.0
+
+
+def label_counts(values: Array) -> dict[float, int] | None:
+    """How often each value occurs; None when there are too many."""
+    known, counts = np.unique(values, return_counts=True)
+    if len(known) > MOST_LABELS:
+        return None
+    return {float(value): int(count) for value, count in zip(known, counts, strict=True)}
+
+
+def sentinel_of(target: Array) -> Values:
+    """A single value, far from all the rest, that occurs again and again: a marker for "missing" taken as a number."""
+    finite = target[np.isfinite(target)].astype(np.float64)
+    if finite.size < 32:
+        return {}
+    for value in (finite.min(), finite.max()):
+        rest = finite[finite != value]
+        share = 1 - rest.size / finite.size
+        if rest.size < 16 or not 0.002 < share < 0.4:
+            continue
+        spread = rest.max() - rest.min()
+        gap = min(abs(value - rest.min()), abs(value - rest.max()))
+        if len(np.unique(rest)) >= 3 and finite.size - rest.size >= 2 and gap > 2 * spread:
+            return {
+                "sentinel": float(value),
+                "sentinel_share": float(share),
+                "sentinel_gap": float(gap / max(spread, 1e-12)),
+            }
+    return {}
+
+
+def of_scores(scores: Array, labels: Array | None, ignore: int | None) -> Values:
+    """Of a loss over classes: whether the rows are log-probabilities, and what is predicted."""
+    rows, flat = class_rows(scores, labels)
+    good = np.isfinite(rows).all(1)
+    rows = rows[good].astype(np.float64)
+    if rows.shape[0] == 0:
+        return {}
+    top = rows.max(1, keepdims=True)
+    total = (top + np.log(np.exp(rows - top).sum(1, keepdims=True)))[:, 0]
+    chosen, counts = np.unique(rows.argmax(1), return_counts=True)
+    facts: Values = {
+        "classes": int(rows.shape[1]),
+        "rows": int(rows.shape[0]),
+        "log_normalised": float((np.abs(total) < 0.02).mean()),
+        "positive_scores": float((rows > 1e-6).mean()),
+        "probability_rows": float(((rows >= 0).all(1) & (np.abs(rows.sum(1) - 1) < 1e-3)).mean()),
+        "prediction": int(chosen[counts.argmax()]),
+        "prediction_share": float(counts.max() / len(rows)),
+        "predictions_distinct": len(chosen),
+        "row_spread": float(rows.std(0).mean()),
+    }
+    if flat is not None and flat.dtype.kind in "iu":
+        flat = flat[good]
+        counted = (flat >= 0) & (flat < rows.shape[1])
+        if ignore is not None:
+            facts["ignored_share"] = float((flat == ignore).mean())
+            counted &= flat != ignore
+        if counted.any():
+            facts |= _of_labels(rows[counted], flat[counted])
+    return facts
+
+
+def _of_labels(rows: Array, labels: Array) -> Values:
+    own = -rows[np.arange(len(rows)), labels]
+    common, counts = np.unique(labels, return_counts=True)
+    major = int(common[counts.argmax()])
+    return {
+        "label_share": float(counts.max() / len(labels)),
+        "label_major": major,
+        "accuracy": float((rows.argmax(1) == labels).mean()),
+        "loss_on_major": float(own[labels == major].mean()),
+        "loss_on_rest": float(own[labels != major].mean()) if (labels != major).any() else None,
+    }
+
+
+def of_numbers(predictions: Array, target: Array | None) -> Values:
+    """Of a loss over numbers: the scale of the predictions beside that of the target, and whether all are one."""
+    values = predictions[np.isfinite(predictions)].astype(np.float64)
+    if values.size == 0:
+        return {}
+    facts: Values = {
+        "input_min": float(values.min()),
+        "input_max": float(values.max()),
+        "input_mean": float(values.mean()),
+        "input_std": float(values.std()),
+        "input_in_unit": float(((values >= 0) & (values <= 1)).mean()),
+    }
+    if predictions.ndim and predictions.shape[0] > 1:
+        facts["row_spread"] = float(predictions.astype(np.float64).std(0).mean())
+    if target is not None and target.shape == predictions.shape:
+        off = (predictions - target).astype(np.float64)
+        off = off[np.isfinite(off)]
+        if off.size:
+            facts["error_rms"] = float(np.sqrt((off**2).mean()))
+            facts["bias"] = float(off.mean())
+    return facts
+
+
+def pairs_every_sample(difference: Array, prediction: tuple[int, ...]) -> bool | None:
+    """Whether `prediction[i] - target[j]` was taken for all pairs: the target then has one value per row or column."""
+    if difference.ndim != 2 or min(difference.shape) < 3:
+        return None
+    turned = difference if prediction[-1:] == (1,) and len(prediction) == 2 else difference.T
+    moved = turned - turned[:1]
+    scale = float(np.abs(turned).max()) or 1.0
+    return bool((np.abs(moved - moved[:, :1]) <= 1e-4 * scale).all())

@@ -1,0 +1,62 @@
+"""Cross entropy over targets that are all ignored: nothing to learn, and with a mean 0/0."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from neuraldbg.capture.torch.origin.graph import op_of, saved, walk
+
+if TYPE_CHECKING:
+    from neuraldbg.capture.torch.attach import TorchCapture
+
+MOST_FACTS = 20
+NODES = 600
+
+
+class MaskedLabels:
+    """Looks where the loss is exactly 0 or NaN, and on full steps."""
+
+    def __init__(self, capture: TorchCapture) -> None:
+        self.core = capture.core
+        self._left = MOST_FACTS
+        self._none_left = self._looked = 0
+        self.core.take_part("backward_begun", "masked labels", self._begun)
+        self.core.take_part("ending", "masked labels", self._ending)
+
+    def _begun(self, loss: Tensor | None, _: int) -> None:
+        if loss is None or loss.device.type != "cpu" or loss.grad_fn is None:
+            return
+        value = self.core.recorder.latest.get("loss", 1.0)
+        suspicious = value == 0.0 or math.isnan(value)
+        if not (suspicious or self.core.sampling):
+            return
+        for node, _path, _above, _inside in walk(loss.grad_fn, into_models=True, limit=NODES):
+            if op_of(node) in ("nll_loss", "nll_loss2_d", "nll_loss_nd"):
+                self._look(saved(node, "target", "ignore_index"), value)
+
+    def _look(self, kept: dict[str, Any], value: float) -> None:
+        target, ignored = kept.get("target"), kept.get("ignore_index")
+        if not isinstance(target, Tensor) or not isinstance(ignored, int) or not target.numel():
+            return
+        self._looked += 1
+        if bool((target != ignored).any()):
+            return
+        self._none_left += 1
+        if self._left:
+            self._left -= 1
+            recorder = self.core.recorder
+            recorder.fact(
+                "labels_masked",
+                ignore_index=ignored,
+                targets=target.numel(),
+                loss=str(value),
+                source=recorder.frames.line(),
+                backward=self.core.backwards,
+            )
+
+    def _ending(self) -> None:
+        if self._none_left:
+            self.core.recorder.fact("labels_masked_total", all_masked=self._none_left, looked_at=self._looked)

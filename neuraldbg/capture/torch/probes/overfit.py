@@ -1,0 +1,181 @@
+"""Can the recorded batches be learned: with the run's own settings, and with one of them changed?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite, inputs_of
+from neuraldbg.capture.torch.probes.sample import OptimizerTrace, Sample, Samples
+from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss
+
+MOST_UPDATES = 300
+FEWEST_UPDATES = 20
+WARM_UPDATES = 200  # what a second moment takes to settle
+FOR_ARMS = 0.8  # of the time that is left; the rest is for the experiment after this one
+OF_ONE_ARM = 0.2
+SMALL_BATCH = 4  # samples
+FASTER = ("lr_x100", "lr_x10", "lr_x10000")
+LEARNED = 0.1  # of the first loss: a run that came below it has nothing to ask
+
+
+def trainable(samples: Samples, traces: list[OptimizerTrace]) -> None:
+    """Raises Skip where a short training on recorded batches would not be the training of the run."""
+    if not traces:
+        raise Skip("no optimizer of torch moves the model")
+    for trace in traces:
+        if not trace.kind.__module__.startswith("torch.optim"):
+            raise Skip(f"{trace.kind.__name__} is no optimizer of torch")
+        if trace.kind.__name__ == "LBFGS":
+            raise Skip("LBFGS needs the script's own closure")
+    usual = samples.loss_lines.most_common(1)[0][1]
+    if usual < 0.95 * sum(samples.loss_lines.values()):
+        raise Skip("the script trains with several losses in turn")
+
+
+def overfit(bench: Bench) -> Fact:
+    own = bench.specimen
+    trainable(bench.samples, own.traces)
+    if own.samples[0].tape.kinds == [] and not own.samples[0].tape.in_model:
+        raise Skip("the loss is not of a kind that has a known floor")
+    experiment = _Experiment(bench)
+    arms = experiment.run()
+    trace = own.traces[0]
+    options = trace.options[0]
+    return {
+        **bench.about(own.samples[0], "initial" if own.initial else "final"),
+        "batches": len(own.samples),
+        "rows": min(_rows(sample) for sample in own.samples),
+        "updates": arms["own"].updates,
+        "run_updates": trace.updates,
+        "optimizer": trace.kind.__name__,
+        "from_initial": bool(own.initial) and own.from_start,
+        "lr": finite(float(trace.rates[0][0])) if trace.rates and trace.rates[0] else None,
+        "momentum": _momentum(options),
+        "weight_decay": finite(float(options.get("weight_decay") or 0.0)),
+        "clip": None if trace.clip is None else [trace.clip[0], finite(trace.clip[1])],
+        "backwards": experiment.backwards,
+        "loss_kinds": sorted(set(own.samples[0].tape.kinds)),
+        "in_model": own.samples[0].tape.in_model,
+        "run_first_loss": finite(experiment.first),
+        "final_loss": finite(experiment.final),
+        "floor": finite(min((arm.lowest for arm in arms.values() if math.isfinite(arm.lowest)), default=math.nan)),
+        "grad_norm": finite(_median(arms["own"].norms[:8])),
+        "arms": {name: arm.as_fact() for name, arm in arms.items()},
+    }
+
+
+def _momentum(options: dict[str, Any]) -> float | None:
+    if "betas" in options:
+        return finite(float(options["betas"][0]))
+    return finite(float(options["momentum"])) if "momentum" in options else None
+
+
+def _median(values: list[float]) -> float:
+    known = sorted(value for value in values if math.isfinite(value))
+    return known[len(known) // 2] if known else math.nan
+
+
+def _rows(sample: Sample) -> int:
+    """Samples in a batch, as its labels or its first input tell."""
+    known = [*sample.tape.targets.values(), *inputs_of(sample.tape.passes[sample.tape.used_passes[0]]).values()]
+    return next((len(tensor) for tensor in known if tensor.dim() > 0), 0)
+
+
+class _Experiment:
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.stage = bench.stage
+        self.samples = bench.specimen.samples
+        self.traces = bench.specimen.traces
+        self.backwards = bench.samples.per_update.most_common(1)[0][0] if bench.samples.per_update else 1
+        initial = self.stage.weights(initial=bool(bench.specimen.initial))
+        self.first = mean_loss(self.stage, self.samples, initial)
+        self.final = mean_loss(self.stage, self.samples, self.stage.weights(initial=False))
+
+    def run(self) -> dict[str, Arm]:
+        """The run's own settings first; other arms only when there is something to ask and time to answer."""
+        slice_s = max(self.bench.left_s, 0.0) * FOR_ARMS
+        self._arm(Change(), 2, slice_s)  # the first updates of a process are slow
+        seconds = self._arm(Change(), 3, slice_s).seconds / 3
+        most = max(FEWEST_UPDATES, min(MOST_UPDATES, self.traces[0].updates))
+        updates = int(min(most, max(6, OF_ONE_ARM * slice_s / max(seconds, 1e-5))))
+        arms = {"own": self._arm(Change(), updates, slice_s)}
+        if self._collapsed_later(arms["own"]):
+            longer = int(min(most, 3 * updates))
+            arms["own"] = self._arm(Change(), longer, slice_s)
+            updates = longer
+        norms = arms["own"].norms[:8]
+        for name in self._questions(arms["own"]):
+            if self.bench.left_s < (1 / FOR_ARMS - 1) * slice_s:
+                break
+            if not self._answered(name, arms):
+                count = max(updates, WARM_UPDATES) if name == "warmup" else updates
+                change = self._change(name, count, _median(norms) if norms else 1.0)
+                arms[name] = self._arm(change, count, self.bench.left_s)
+        return arms
+
+    def _failed(self) -> bool:
+        return not self.final < 0.7 * self.first
+
+    def _collapsed_later(self, own: Arm) -> bool:
+        """The run lost what its settings can learn: a longer look may show how."""
+        return self._failed() and own.last < 0.5 * self.first
+
+    def _answered(self, name: str, arms: dict[str, Arm]) -> bool:
+        """Whether what other arms have shown makes one superfluous."""
+        cured = {other for other, arm in arms.items() if arm.last < LEARNED * self.first}
+        if name in ("lr_x0.01", "clipped"):
+            return bool(cured)
+        faster = arms.get("lr_x100")
+        if name == "lr_x10":
+            return faster is not None and not faster.diverged and faster.last < 0.8 * self.first
+        if name == "lr_x10000":
+            return faster is None or faster.diverged or faster.last < 0.8 * self.first
+        return False
+
+    def _arm(self, change: Change, updates: int, seconds: float) -> Arm:
+        trial = Trial(self.stage, self.samples, self.traces, change, self.backwards, self.first)
+        return trial.run(updates, self.bench.time.part(seconds))
+
+    def _questions(self, own: Arm) -> list[str]:
+        """Which changes are worth a try, the likeliest to help first."""
+        if math.isfinite(self.final) and self.final < LEARNED * self.first and not own.diverged:
+            return []
+        options = self.traces[0].options[0]
+        failed = own.diverged or not own.last < 0.7 * self.first
+        rose = own.diverged or own.swings > 0.3 or max(own.losses, default=0.0) > 1.5 * max(own.losses[:1], default=0.0)
+        slow = not own.diverged and own.swings < 0.4 and own.last > 0.5 * self.first
+        clipped = any(trace.clip is not None for trace in self.traces)
+        small = min(_rows(sample) for sample in self.samples) <= SMALL_BATCH
+        asked = [
+            ("scaled", self.backwards > 1),
+            ("unclipped", clipped),
+            ("weight_decay_0", bool(options.get("weight_decay"))),
+            ("momentum_0.9", (_momentum(options) or 0.0) > 0.9),
+            *((name, slow) for name in (() if rose else FASTER)),
+            ("lr_x0.1", failed or self._failed() or own.swings > 0.3),
+            ("warmup", failed and rose),
+            ("lr_x0.01", failed and rose),
+            ("clipped", failed and rose and not clipped),
+            *((name, slow) for name in (FASTER if rose else ())),
+            ("joined", small and len(self.samples) > 2),
+        ]
+        return [name for name, wanted in asked if wanted]
+
+    def _change(self, name: str, updates: int, clip: float) -> Change:
+        changes = {
+            "lr_x0.1": Change(rate=0.1),
+            "lr_x0.01": Change(rate=0.01),
+            "lr_x10": Change(rate=10.0),
+            "lr_x100": Change(rate=100.0),
+            "lr_x10000": Change(rate=10_000.0),
+            "momentum_0.9": Change(momentum=0.9),
+            "weight_decay_0": Change(weight_decay=0.0),
+            "unclipped": Change(unclipped=True),
+            "clipped": Change(clip=max(min(clip, 1.0), 1e-6) if math.isfinite(clip) else 1.0),
+            "scaled": Change(loss_factor=1.0 / self.backwards),
+            "warmup": Change(warm_up=max(5, updates // 2)),
+            "joined": Change(joined=len(self.samples)),
+        }
+        return changes[name]

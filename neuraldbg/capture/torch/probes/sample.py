@@ -1,0 +1,311 @@
+"""What experiments need afterwards: a few batches with their losses, the model, its first weights, its optimizers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, leaves, map_leaves, map_tensors, tensors
+from neuraldbg.capture.torch.probes.graph_nodes import Unknown
+from neuraldbg.capture.torch.probes.loss_replay import Tape, TapedPass
+
+MOST_SAMPLES = 8
+MOST_BYTES = 16 * 2**20  # of all samples
+SAMPLE_BYTES = 4 * 2**20
+MODEL_BYTES = 64 * 2**20  # a larger model is not held for experiments
+INITIAL_BYTES = 32 * 2**20
+MOST_CHANGES = 16  # of the trained model; a run that alternates more often is not followed
+MOST_PASSES = 32  # of one loss
+RATES = 512  # learning rates that are remembered, from the first update on
+
+
+@dataclass(eq=False)
+class Sample:
+    """One backward: how its loss is computed from recorded inputs."""
+
+    tape: Tape
+    step: int
+    source: int
+    bytes: int
+
+    def roots(self) -> list[nn.Module]:
+        used = [self.tape.passes[number] for number in self.tape.used_passes]
+        return list({id(one.root): one.root for one in used}.values())
+
+
+@dataclass(eq=False)
+class OptimizerTrace:
+    """How an optimizer was made and which step sizes it used; the optimizer itself is not held."""
+
+    kind: type[Optimizer]
+    options: list[dict[str, Any]]  # of each group, without its parameters
+    parameters: list[list[int]]  # ids, by group; the held model keeps them alive
+    rates: list[tuple[float, ...]] = field(default_factory=list)
+    updates: int = 0
+    clip: tuple[str, float] | None = None  # what bounded the gradients, and at which limit
+
+
+@dataclass(eq=False)
+class Specimen:
+    """One trained model (or several that one loss trains together)."""
+
+    roots: list[nn.Module]
+    samples: list[Sample] = field(default_factory=list)
+    initial: dict[int, Tensor] = field(default_factory=dict)  # id of a parameter -> its first value
+    buffers: dict[int, Tensor] = field(default_factory=dict)
+    optimizers: IdentityTable[OptimizerTrace] = field(default_factory=IdentityTable)
+    traces: list[OptimizerTrace] = field(default_factory=list)
+    stride: int = 1
+    offered: int = 0
+    from_start: bool = False
+    first_update: int = -1
+
+    def offer(self, sample: Sample) -> None:
+        """Evenly spread over the run: when there is no room every second one goes."""
+        self.offered += 1
+        if (self.offered - 1) % self.stride:
+            return
+        self.samples.append(sample)
+        while len(self.samples) > MOST_SAMPLES or sum(one.bytes for one in self.samples) > MOST_BYTES:
+            self.samples = self.samples[::2]
+            self.stride *= 2
+
+    @property
+    def wants(self) -> bool:
+        return self.offered % self.stride == 0
+
+
+class Samples:
+    """Watches a run for what experiments will need."""
+
+    def __init__(self, core: Core, unscaled: IdentityTable[Tensor], ledger: Any) -> None:
+        self.core = core
+        self.unscaled = unscaled
+        self.ledger = ledger
+        self.specimen: Specimen | None = None
+        self.why_not = "no backward was seen"
+        self.loss_lines: Counter[int] = Counter()
+        self.per_update: Counter[int] = Counter()  # backwards per update -> updates
+        self._since_update = 0
+        self._tape: Tape | None = None
+        self._numbers: dict[int, int] = {}  # id of a pass -> its number on the tape
+        self._done = False  # this step has its sample
+        self._changes = 0
+        for moment, notice in (
+            ("pass_begun", self._pass_begun),
+            ("pass_ended", self._pass_ended),
+            ("backward_begun", self._backward_begun),
+            ("update_begun", self._update_begun),
+            ("update_done", self._update_done),
+        ):
+            core.take_part(moment, "samples for experiments", notice)
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def _pass_begun(self, one: Pass, root: nn.Module | None, args: Any, kwargs: Any) -> None:
+        if one.record is None or self._done or root is None or self._changes > MOST_CHANGES:
+            return
+        if self.specimen is not None and not self.specimen.wants and any(root is own for own in self.specimen.roots):
+            self._skip()
+            return
+        entry = one.entry_module() if one.entry_module is not None else None
+        if entry is None or (self._tape is not None and len(self._tape.passes) >= MOST_PASSES):
+            return
+        if self._tape is None:
+            self._tape = Tape()
+        tape = self._tape
+        try:
+            inputs = _inputs_on(tape, args, kwargs)
+        except Unknown as error:
+            self._give_up(str(error))
+            return
+        record = _own(one.record, inputs)
+        if record is None:
+            self._give_up(f"batches of more than {SAMPLE_BYTES >> 20} MB are not kept")
+            return
+        self._numbers[one.id] = len(tape.passes)
+        tape.passes.append(TapedPass(record, root, entry, inputs))
+
+    def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
+        number = self._numbers.get(one.id)
+        if number is not None and self._tape is not None:
+            self._tape.outputs_of(number, list(tensors(outputs)))
+
+    def _skip(self) -> None:
+        self._done = True
+        if self.specimen is not None:
+            self.specimen.offered += 1
+
+    def _give_up(self, why: str) -> None:
+        self.why_not = why
+        self._done = True
+        self._drop_tape()
+
+    def _drop_tape(self) -> None:
+        self._tape = None
+        self._numbers.clear()
+
+    # -- the loss --------------------------------------------------------------------------------------------------
+
+    def _backward_begun(self, loss: Tensor | None, source: int) -> None:
+        self._since_update += 1
+        self.ledger.clipped = None  # what was clipped before this backward bounded nothing of it
+        if len(self.loss_lines) < 64 or source in self.loss_lines:
+            self.loss_lines[source] += 1
+        tape = self._tape
+        if tape is None or self._done or loss is None:
+            return
+        self._done = True
+        try:
+            tape.finish(loss, self.unscaled.get(loss))
+            self._take(Sample(tape, self.core.recorder.step, source, 0))
+        except Unknown as error:
+            self.why_not = str(error)
+        finally:
+            self._drop_tape()
+
+    def _take(self, sample: Sample) -> None:
+        used = [sample.tape.passes[number] for number in sample.tape.used_passes]
+        if not used:
+            raise Unknown("the loss does not depend on a recorded pass")
+        sample.bytes = sample.tape.constant_bytes + sum(_record_bytes(one.record) for one in used)
+        if sample.bytes > SAMPLE_BYTES:
+            raise Unknown(f"batches of more than {SAMPLE_BYTES >> 20} MB are not kept")
+        roots = sample.roots()
+        own = {id(parameter) for root in roots for parameter in root.parameters()}
+        for entry in sample.tape.entries:
+            if entry is not None and entry.kind == "parameter" and id(entry.what) not in own:
+                raise Unknown("the loss depends on tensors outside the model")
+        size = sum(p.numel() * p.element_size() for root in roots for p in root.parameters())
+        if size > MODEL_BYTES:
+            raise Unknown(f"the model has more than {MODEL_BYTES >> 20} MB of parameters")
+        needed = set(sample.tape.used_passes)
+        kept: list[Any] = [one if number in needed else None for number, one in enumerate(sample.tape.passes)]
+        sample.tape.passes = kept  # a pass that the loss did not need is let go
+        self._specimen_of(roots).offer(sample)
+
+    def _specimen_of(self, roots: list[nn.Module]) -> Specimen:
+        """The one at hand while its models go on being trained; another model's training lets go of it."""
+        own = self.specimen
+        ids = {id(root) for root in roots}
+        if own is not None and ids <= {id(root) for root in own.roots}:
+            return own
+        if own is not None and ids & {id(root) for root in own.roots} and not own.initial:
+            own.roots = [*own.roots, *(root for root in roots if all(root is not each for each in own.roots))]
+            return own
+        self._changes += own is not None
+        self.specimen = Specimen(roots)
+        return self.specimen
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def _update_begun(self, optimizer: Optimizer, known: Any) -> None:
+        own = self.specimen
+        if own is None or not own.samples:
+            return
+        trace = own.optimizers.get(optimizer)
+        if trace is None:
+            if len(own.traces) >= 8:
+                return
+            trace = own.optimizers[optimizer] = _trace_of(optimizer)
+            own.traces.append(trace)
+        if own.first_update < 0:
+            own.first_update = self.core.recorder.step
+            own.from_start = known.updates == 0
+            self._keep_first_values(own)
+        clipped = self.ledger.clipped
+        if clipped is not None and clipped[0] == self.core.recorder.step:
+            trace.clip = clipped[1:]
+        trace.updates += 1
+        if len(trace.rates) < RATES:
+            trace.rates.append(tuple(_rate(group) for group in optimizer.param_groups))
+
+    def _keep_first_values(self, own: Specimen) -> None:
+        parameters = [p for root in own.roots for p in root.parameters()]
+        size = sum(p.numel() * p.element_size() for p in parameters)
+        if size > INITIAL_BYTES or any(p.layout != torch.strided for p in parameters):
+            return
+        with torch.no_grad():
+            own.initial = {id(p): p.detach().clone() for p in parameters}
+        for number in own.samples[0].tape.used_passes:
+            one = own.samples[0].tape.passes[number]
+            own.buffers.update(
+                {id(b): one.record.buffers[name] for name, b in one.root.named_buffers() if name in one.record.buffers}
+            )
+
+    def _update_done(self, *_: Any) -> None:
+        if self._since_update:
+            self.per_update[self._since_update] += 1
+        self._since_update = 0
+        self._done = False
+        self._drop_tape()
+
+    def close(self) -> None:
+        self.specimen = None
+        self._drop_tape()
+
+
+def _rate(group: dict[str, Any]) -> float:
+    rate = group.get("lr", 0.0)
+    return float(rate) if isinstance(rate, int | float) or (isinstance(rate, Tensor) and not rate.is_cuda) else 0.0
+
+
+def _trace_of(optimizer: Optimizer) -> OptimizerTrace:
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    parameters = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+    return OptimizerTrace(type(optimizer), options, parameters)
+
+
+def _inputs_on(tape: Tape, args: Any, kwargs: Any) -> dict[int, int]:
+    """Inputs that were computed from the outputs of earlier passes. Raises Unknown where one cannot be followed."""
+    found: dict[int, int] = {}
+    place = -1
+
+    def look(tensor: Tensor) -> Tensor:
+        nonlocal place
+        place += 1
+        if tensor.grad_fn is not None:
+            found[place] = tape.expression(tensor)
+        return tensor
+
+    map_tensors((args, kwargs), look)
+    if tape.free:
+        raise Unknown("an input computed with a constant that the graph does not keep")
+    return found
+
+
+def _own(record: PassRecord, inputs: Iterable[int]) -> PassRecord | None:
+    """The record with nothing of the user's in it: inputs that are computed are left out, others are copied."""
+    if all(leaf.version is None for leaf in leaves((record.args, record.kwargs), KeptTensor)):
+        return record
+    place = -1
+    too_large = False
+
+    def keep(kept: KeptTensor) -> KeptTensor:
+        nonlocal place, too_large
+        place += 1
+        if kept.version is None:
+            return kept
+        if place in inputs:
+            return KeptTensor(torch.empty(0), None)
+        if kept.tensor.layout != torch.strided or kept.tensor.numel() * kept.tensor.element_size() > SAMPLE_BYTES:
+            too_large = True
+            return kept
+        return KeptTensor(kept.tensor.detach().clone(), None)
+
+    mapped = attempt(lambda: map_leaves((record.args, record.kwargs), KeptTensor, keep))
+    return None if too_large or mapped is None else replace(record, args=mapped[0], kwargs=mapped[1])
+
+
+def _record_bytes(record: PassRecord) -> int:
+    kept = [leaf.tensor for leaf in leaves((record.args, record.kwargs), KeptTensor)] + list(record.buffers.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept)
