@@ -172,6 +172,17 @@ def test_a_slow_first_call_does_not_hide_a_slowdown() -> None:
     assert detector.detect_anomalies("a", {"execution_time": 0.2})["is_anomaly"]
 
 
+@pytest.mark.parametrize("spread", [0.05, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("samples", [100, 300, 1000])
+def test_a_gradient_that_vanishes_is_found_however_much_it_varied(spread: float, samples: int) -> None:
+    for seed in range(5):
+        detector, random = AnomalyDetector(), np.random.default_rng(seed)
+        for value in random.lognormal(-4, spread, samples).tolist():
+            detector.add_sample("a", {"grad_norm": value})
+        assert detector.detect_anomalies("a", {"grad_norm": 0.0})["is_anomaly"]
+        assert detector.detect_anomalies("a", {"grad_norm": 1e-12})["is_anomaly"]
+
+
 class Scalar:
     """As torch gives a value: a tensor of one element."""
 

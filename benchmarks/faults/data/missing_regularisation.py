@@ -29,7 +29,7 @@ def validate():
     return value
 
 
-for epoch in range(40):
+for epoch in range(120):
     train_loss = 0.0
     for x, y in loader:
         optimizer.zero_grad()
@@ -37,6 +37,6 @@ for epoch in range(40):
         loss.backward()
         optimizer.step()
         train_loss += loss.item() / len(loader)
-    if epoch % 4 == 3:
+    if epoch % 12 == 11:
         print(f"epoch {epoch} train loss {train_loss:.4f} val loss {validate():.4f}")
 print(f"final val_loss {validate():.4f}")

@@ -7,8 +7,7 @@ class ActorCritic(nn.Module):
     def __init__(self, n_obs=3, n_act=3):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(n_obs, 48), nn.Tanh())
-        self.pi = nn.Linear(48, n_act)
-        self.v = nn.Linear(48, 1)
+        self.pi, self.v = nn.Linear(48, n_act), nn.Linear(48, 1)
 
     def forward(self, s):
         h = self.body(s)
@@ -55,8 +54,7 @@ for update in range(110):
     opt.step()
     if update % 20 == 0:
         print(f"update {update} actor {actor.item():+.4f} reward {torch.stack(rewards).mean().item():.3f}")
-env, total = Carts(400), []
+env = Carts(400)
 with torch.no_grad():
-    for _ in range(20):
-        total.append(env.step(model(env.obs())[0].probs.argmax(1))[1].mean().item())
+    total = [env.step(model(env.obs())[0].probs.argmax(1))[1].mean().item() for _ in range(20)]
 print(f"final reward {sum(total) / 20:.4f}")

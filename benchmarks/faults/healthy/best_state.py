@@ -9,11 +9,8 @@ x = torch.randn(1800, 15)
 score = x[:, 0] * x[:, 1] + x[:, 2] - 0.7 * x[:, 3].abs() + 0.3 * torch.randn(1800)
 y = (score > score.median()).float()
 train_set, val_set, test_set = random_split(TensorDataset(x, y), [1200, 300, 300])
-loaders = {
-    "train": DataLoader(train_set, 32, shuffle=True),
-    "val": DataLoader(val_set, 300),
-    "test": DataLoader(test_set, 300),
-}
+train_loader = DataLoader(train_set, 32, shuffle=True)
+val_loader, test_loader = DataLoader(val_set, 300), DataLoader(test_set, 300)
 
 
 class Net(nn.Module):
@@ -43,12 +40,12 @@ opt = torch.optim.Adam(model.parameters(), lr=3e-3)
 best, best_state, patience, bad_epochs = float("inf"), None, 4, 0
 for epoch in range(40):
     model.train()
-    for xb, yb in loaders["train"]:
+    for xb, yb in train_loader:
         loss = nn.functional.binary_cross_entropy_with_logits(model(xb), yb)
         opt.zero_grad()
         loss.backward()
         opt.step()
-    val_loss, val_acc = evaluate(model, loaders["val"])
+    val_loss, val_acc = evaluate(model, val_loader)
     print(f"epoch {epoch} loss {loss.item():.4f} val {val_loss:.4f} acc {val_acc:.3f}")
     if val_loss < best:
         best, best_state, bad_epochs = val_loss, copy.deepcopy(model.state_dict()), 0
@@ -58,4 +55,4 @@ for epoch in range(40):
             print("early stop")
             break
 model.load_state_dict(best_state)
-print(f"final acc {evaluate(model, loaders['test'])[1]:.4f}")
+print(f"final acc {evaluate(model, test_loader)[1]:.4f}")

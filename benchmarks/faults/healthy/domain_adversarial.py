@@ -34,7 +34,7 @@ def draw(n, target):
     core = torch.randn(n, 6)
     y = (core @ w > 0).long()
     # in the source domain the last columns follow the label, in the target domain they do not
-    extra = torch.randn(n, 4) + (3.0 if target else 0.7 * (2 * y - 1).float()[:, None])
+    extra = torch.randn(n, 4) + (1.5 if target else 0.7 * (2 * y - 1).float()[:, None])
     return torch.cat([core, extra], 1), y
 
 

@@ -41,13 +41,11 @@ def fit(params, forward, angles, steps, lr):
 
 torch.manual_seed(4)
 path = os.path.join(tempfile.mkdtemp(), "backbone.pt")
-print("pretraining")
 source, new = [0.0, 0.4, 0.8, 1.2, 1.6, 2.0], [0.2, 1.0, 2.4]
 pre, pre_head = Backbone(), nn.Linear(16, 6)
 fit([*pre.parameters(), *pre_head.parameters()], lambda x: pre_head(pre(x)), source, 200, 5e-3)
 torch.save(pre.state_dict(), path)
 
-print("transfer")
 backbone = Backbone()
 backbone.load_state_dict(torch.load(path))
 backbone.requires_grad_(False).eval()

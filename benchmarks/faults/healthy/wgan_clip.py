@@ -2,23 +2,23 @@ import torch
 import torch.nn as nn
 
 
-def mlp(i, o, h=64):
+def mlp(i, o, h=32):
     return nn.Sequential(nn.Linear(i, h), nn.ReLU(), nn.Linear(h, h), nn.ReLU(), nn.Linear(h, o))
 
 
 def real_batch(n):
     side = (torch.rand(n, 1) < 0.4).float()
-    return side * (1.5 + 0.2 * torch.randn(n, 1)) + (1 - side) * (-1.0 + 0.3 * torch.randn(n, 1))
+    return 2 * side - 1 + 0.3 * torch.randn(n, 1)
 
 
 def w1(a, b):
     return (a.flatten().sort()[0] - b.flatten().sort()[0]).abs().mean().item()
 
 
-def main(iters=220, n_critic=5, clip=0.2, bs=128):
+def main(iters=220, n_critic=5, clip=0.1, bs=128):
     torch.manual_seed(7)
     gen, critic = mlp(2, 1), mlp(1, 1)
-    g_opt = torch.optim.RMSprop(gen.parameters(), lr=1e-3)
+    g_opt = torch.optim.RMSprop(gen.parameters(), lr=2e-3)
     c_opt = torch.optim.RMSprop(critic.parameters(), lr=2e-3)
     for it in range(iters):
         for _ in range(n_critic):

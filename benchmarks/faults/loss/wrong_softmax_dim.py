@@ -20,41 +20,41 @@ class SelfAttention(nn.Module):
         return self.proj(out)
 
 
-class Lookup(nn.Module):
-    """Pairs (key, value) followed by one key: answer with its value."""
+class PriceGuide(nn.Module):
+    """Listings of several kinds and their prices; the last entry asks for the mean price of one kind."""
 
-    def __init__(self, keys=8, values=8, dim=32):
+    def __init__(self, kinds=4, dim=32):
         super().__init__()
-        self.key_emb = nn.Embedding(keys, dim)
-        self.val_emb = nn.Embedding(values + 1, dim)
+        self.kind = nn.Embedding(kinds, dim)
+        self.price = nn.Linear(1, dim)
         self.attn = SelfAttention(dim, 2)
-        self.norm = nn.LayerNorm(dim)
-        self.out = nn.Linear(dim, values)
+        self.out = nn.Linear(dim, 1)
 
-    def forward(self, k, v):
-        h = self.key_emb(k) + self.val_emb(v)
-        return self.out(self.norm(self.attn(h)[:, -1]))
+    def forward(self, kind, price):
+        h = self.kind(kind) + self.price(price[..., None])
+        return self.out(self.attn(h)[:, -1]).squeeze(-1)
 
 
-def episode(n):
-    k = torch.rand(n, 8).argsort(1)
-    v = torch.randint(0, 8, (n, 8))
-    pick = torch.randint(0, 8, (n, 1))
-    k = torch.cat([k, k.gather(1, pick)], 1)
-    return k, torch.cat([v, torch.full((n, 1), 8)], 1), v.gather(1, pick)[:, 0]
+def market(n, items=16):
+    kind = torch.randint(0, 4, (n, items))
+    level = torch.randn(n, 4)
+    price = level.gather(1, kind) + 0.2 * torch.randn(n, items)
+    same = (kind == kind[:, :1]).float()
+    mean = (price * same).sum(1) / same.sum(1)
+    return torch.cat([kind, kind[:, :1]], 1), torch.cat([price, torch.zeros(n, 1)], 1), mean
 
 
 torch.manual_seed(23)
-model = Lookup()
-opt = torch.optim.Adam(model.parameters(), lr=1e-2)
+model = PriceGuide()
+opt = torch.optim.Adam(model.parameters(), lr=5e-3)
 for step in range(400):
-    k, v, y = episode(64)
-    loss = nn.functional.cross_entropy(model(k, v), y)
+    kind, price, mean = market(64)
+    loss = nn.functional.mse_loss(model(kind, price), mean)
     opt.zero_grad()
     loss.backward()
     opt.step()
     if step % 80 == 0:
         print(f"step {step} loss {loss.item():.4f}")
-k, v, y = episode(1000)
+kind, price, mean = market(1000)
 with torch.no_grad():
-    print(f"final acc {(model(k, v).argmax(1) == y).float().mean().item():.4f}")
+    print(f"final mse {nn.functional.mse_loss(model(kind, price), mean).item():.5f}")

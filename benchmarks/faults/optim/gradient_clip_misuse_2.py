@@ -19,7 +19,7 @@ def rollout(field, state, steps):
 
 torch.manual_seed(12)
 model = nn.Sequential(nn.Linear(2, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.15, momentum=0.9)
 for step in range(400):
     start = torch.rand(32, 2) * 4 - 2
     with torch.no_grad():

@@ -31,7 +31,7 @@ def main():
     train = DataLoader(TensorDataset(*make_images(1600, prototypes)), batch_size=32, shuffle=True)
     x_test, y_test = make_images(400, prototypes)
     model = SmallCNN()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     criterion = nn.CrossEntropyLoss()
     for epoch in range(4):
         total = 0.0

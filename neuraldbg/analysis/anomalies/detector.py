@@ -6,7 +6,7 @@ forest       the sample as a whole is soon set apart (isolation forest). By the 
              1 - sensitivity of all healthy samples, hence it never raises an alarm alone
 
 A metric raises no alarm where that is nothing new: where more than 1 % of its remembered values, and more than five,
-lie as far out. Of noise, normal or lognormal, 0.3 to 0.6 % of all samples are anomalies at the default (measured).
+lie as far out. Of noise, normal or lognormal, 0.2 to 0.6 % of all samples are anomalies at the default (measured).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 HISTORY = 1000  # samples of a layer
 Z_SAMPLES, IQR_SAMPLES = 5, 10  # of a metric, before a method judges it
+VANISHING_SAMPLES, VANISHED = 30, 1e-3  # of the smallest remembered
 TAIL_SAMPLES = 100  # of a metric, before its tails are known
 SURE = 2.0  # times its threshold: then one method is enough
 CEILING = 1e9  # no score is further from 0: scores are always JSON. That of a value which is not finite
@@ -163,6 +164,8 @@ class AnomalyDetector:
 
     def _opinion(self, window: Window, value: float, metrics: int) -> _Opinion:
         count, scales = len(window), window.usual()
+        if count >= VANISHING_SAMPLES and 0 <= value < VANISHED * window.sorted[0]:
+            scales = scales[-1:]  # the logarithm where it is in question: chance does not bring so small a value
         usual = min(scales, key=lambda each: abs(each.z(value)))
         z, iqr = usual.z(value), min(each.iqr(value) for each in scales)
         z_share, iqr_share = abs(z) / self._thresholds.z(count, metrics), iqr / self._thresholds.iqr(count, metrics)

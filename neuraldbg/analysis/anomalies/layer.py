@@ -91,7 +91,7 @@ class LayerHistory:
         features, columns = [], []
         for name, column in sorted(self.columns.items()):
             if len(column.window) * 2 >= rows:
-                usual = column.window.usual()[0]
+                usual = column.window.usual()[-1]
                 feature = Feature(name, usual.logarithmic, (usual.low + usual.high) / 2, usual.spread / 1.35)
                 features.append(feature)
                 columns.append(_scaled_column(feature, np.array(column.ring)))

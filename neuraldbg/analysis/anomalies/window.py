@@ -15,6 +15,7 @@ CONSTANT_SPREAD = 0.01  # of the median, where the middle half of the values are
 LEAST_SPREAD = 1e-6  # of the median, elsewhere: rounding is no news
 ZERO_SPREAD = 1e-7  # where that number is 0
 CANCELLED = 1e-6  # what is left of a sum of squares below this share is mostly rounding
+CHANCE = 2.0  # what the skew of n values may be off by, in units of 1 / sqrt(n)
 FAULTS_LEFT_ASIDE = 5
 NORMAL = NormalDist()
 
@@ -137,7 +138,7 @@ class Window:
         std, spread = max(self.log_moments.std, LEAST_SPREAD), max(high - low, 1.35 * LEAST_SPREAD)
         logarithmic = Usual(True, self.log_moments.mean, std, low, high, spread)
         gain = _skew(tail, middle, other) - _skew(math.log(tail), math.log(middle), math.log(other))
-        if abs(gain) * math.sqrt(len(self.sorted)) < 1:
+        if abs(gain) < CHANCE / math.sqrt(len(self.sorted)):
             return [plain, logarithmic]
         return [logarithmic] if gain > 0 else [plain]
 

@@ -60,7 +60,7 @@ def _deliberate(evidence: Evidence, model: Fact) -> str | None:
     if 2 * model["unowned_moved"] >= count:
         return "moved without an optimizer"
     if 2 * model["unowned_given"] >= count:
-        return "loaded or trained before"
+        return "loaded before"
     whole = not model["owned"]
     if whole and model["copied"]:
         return "a copy of another model"
@@ -104,10 +104,8 @@ def parameters_not_in_optimizer(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "parameters_not_in_optimizer",
             Severity.INFO if why else Severity.CRITICAL if share >= LARGE else Severity.WARNING,
-            f"{what} gets gradients and is in no optimizer: {owner} was not given {'these' if model['owned'] else 'its'} "
-            f"parameters ({why})"
-            if why
-            else f"{what} gets gradients but is in no optimizer, so it never learns ({owner} does not have it)",
+            f"{what} gets gradients but is in no optimizer, so it never learns "
+            + (f"(which may be meant: {why})" if why else f"({owner} does not have it)"),
             step=0,
             layer=deepest_layer(evidence, sites),
             source=made_at(evidence, optimizer),

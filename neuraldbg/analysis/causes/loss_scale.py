@@ -80,13 +80,12 @@ def loss_sign_flipped(evidence: Evidence) -> Iterator[Finding]:
         what = "the KL divergence of the latent code" if divergence else f"the {term.kind} term"
         lowest = evidence.curve("loss").values
         below = bool(len(lowest)) and float(np.nanmin(lowest)) < 0
-        pattern = r"\.exp\(|torch\.exp\(|exp\(" if divergence else None
         yield Finding(
             "loss_sign_flipped",
             Severity.CRITICAL if below or not divergence else Severity.WARNING,
             f"{what} enters the loss with a minus sign: training makes it larger",
             step=term.step,
-            source=(_kl_line(evidence) or written(evidence, pattern)) if divergence else line_of_loss(evidence, term),
+            source=(_kl_line(evidence) if divergence else None) or line_of_loss(evidence, term),
             evidence={
                 "sign": -1.0,
                 "factor": float(term.get("factor") or -1.0),
@@ -117,7 +116,7 @@ def _trains_a_model(evidence: Evidence) -> bool:
 
 
 def _kl_line(evidence: Evidence) -> str | None:
-    return written(evidence, r"1 ?\+ ?\w*log_?\w*|logvar.*exp|log_?var.*exp|exp\(.*log_?var")
+    return written(evidence, r"(1 ?\+|pow\(2\)|\*\* ?2|square).*exp|exp.*(- ?1|pow\(2\)|\*\* ?2|square)")
 
 
 @cause(
@@ -177,8 +176,8 @@ def _summed_elements(term: LossTerm) -> int:
     count = math.prod(shape)
     by_hand = term.get("result_shape") is not None and not term.get("target_before")
     if by_hand and term.kind in ("mse", "l1"):
-        return round(abs(factor) * math.prod(term.get("result_shape")))
-    return round(abs(factor) * count) if term.get("reduction") == "sum" else 0
+        return int(abs(factor) * math.prod(term.get("result_shape")) + 0.5)
+    return int(abs(factor) * count + 0.5) if term.get("reduction") == "sum" else 0
 
 
 def _rescaled(evidence: Evidence) -> bool:

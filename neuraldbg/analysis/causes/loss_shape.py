@@ -158,7 +158,7 @@ def _finding(
         step=step,
         layer=layer,
         op=name,
-        source=line if own else written(evidence, r"softmax\s*\(|[sS]oftmax\(") or line,
+        source=(module.defined or line if own and module else None) or written(evidence, r"[sS]oftmax\s*\(") or line,
         evidence={
             "dim": dim,
             "shape": _shown(shape),

@@ -20,12 +20,13 @@ _WRITTEN = {  # how people write a loss
     "picked_log_prob": r"log_softmax|LogSoftmax",
     "bce": r"binary_cross_entropy\b|BCELoss",
     "bce_with_logits": r"binary_cross_entropy_with_logits|BCEWithLogitsLoss",
-    "mse": r"mse_loss|MSELoss|\*\* ?2|\.pow\(2\)|\.square\(",
-    "l1": r"l1_loss|L1Loss|\.abs\(",
+    "mse": r"mse_loss|MSELoss",
+    "l1": r"l1_loss|L1Loss",
     "smooth_l1": r"smooth_l1_loss|SmoothL1Loss",
     "huber": r"huber_loss|HuberLoss",
     "kl_div": r"kl_div|KLDivLoss",
 }
+_BY_HAND = {"mse": r"\*\* ?2|\.pow\(2\)|square\(", "l1": r"abs\("}
 _CLASSIFIES = re.compile(
     r"argmax|accuracy|\bacc\b|\bcorrect\b|n(um)?_?classes|confusion|\brecall\b|\bf1\b", re.IGNORECASE
 )
@@ -92,20 +93,30 @@ def not_recorded(evidence: Evidence, kind: str) -> bool:
 
 def line_of_loss(evidence: Evidence, term: LossTerm) -> str | None:
     """The line that names the loss function where there is one, else the line that calls backward."""
-    return written(evidence, _WRITTEN.get(term.kind)) or evidence.source(term.source_id)
+    called = evidence.source(term.source_id)
+    names = (_WRITTEN.get(term.kind), _BY_HAND.get(term.kind))
+    return next((line for line in (written(evidence, name, near=called) for name in names) if line), called)
 
 
-def written(evidence: Evidence, pattern: str | None) -> str | None:
-    """The first line of the user's files that matches, unless many do; imports and definitions do not count."""
+def written(evidence: Evidence, pattern: str | None, *, near: str | None = None) -> str | None:
+    """The user's line that matches; of several the last one before the line `near`, or the first of a few."""
     if pattern is None:
         return None
-    found = []
-    for fact in evidence.facts("source_file"):
-        for number, line in enumerate(fact["text"].splitlines(), start=1):
-            bare = line.split("#", 1)[0].strip()
-            if not bare.startswith(("import ", "from ", "def ", "class ", '"""')) and re.search(pattern, bare):
-                found.append(f"{fact['file']}:{number}")
-    return found[0] if 1 <= len(found) <= 3 else None
+    found = [line for fact in evidence.facts("source_file") for line in _matching(fact, pattern)]
+    if near is not None:
+        file, _, number = near.rpartition(":")
+        before = [line for line in found if line[0] == file and line[1] <= int(number)]
+        if before:
+            return "{}:{}".format(*before[-1])
+    return "{}:{}".format(*found[0]) if 1 <= len(found) <= 3 else None
+
+
+def _matching(fact: Fact, pattern: str) -> Iterator[tuple[str, int]]:
+    """Imports and definitions do not count."""
+    for number, line in enumerate(fact["text"].splitlines(), start=1):
+        bare = line.split("#", 1)[0].strip()
+        if not bare.startswith(("import ", "from ", "def ", "class ", '"""')) and re.search(pattern, bare):
+            yield fact["file"], number
 
 
 def speaks_of_classes(evidence: Evidence) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ def _place(origin: Origin) -> str:
     return f" in the loss{line}" if origin["where"] == "loss" else line
 
 
-def _forward(evidence: Evidence, ops: Iterable[str]) -> Origin | None:
+def _forward(evidence: Evidence, ops: frozenset[str]) -> Origin | None:
     origin = origin_of(evidence)
     if origin is None or origin.get("op") not in ops or origin["where"] not in ("forward", "loss"):
         return None
@@ -186,7 +186,8 @@ def division_by_zero(evidence: Evidence) -> Iterator[Finding]:
 
 def _zeros_below(origin: Origin) -> int:
     """Exact zeros in the divisor: the last of what went in."""
-    values = [one for one in origin.get("inputs", ()) if "zeros" in one and one.get("name") != "self"] or origin["inputs"]
+    given = origin.get("inputs", [])
+    values = [one for one in given if "zeros" in one and one.get("name") != "self"] or given
     return int(values[-1].get("zeros") or 0) if values else 0
 
 
@@ -194,8 +195,8 @@ def _zeros_below(origin: Origin) -> int:
 def undefined_gradient_at_zero(evidence: Evidence) -> Iterator[Finding]:
     """The loss is finite, but its derivative is not.
 
-    Finds: the first non-finite value appears in backward, at a sqrt, power, norm, log or division whose input was exactly
-    0 (also behind torch.where, which hides the value but not its gradient).
+    Finds: the first non-finite value appears in backward, at a sqrt, power, norm, log or division whose input was
+    exactly 0 (also behind torch.where, which hides the value but not its gradient).
     Why it matters: the derivative of sqrt at 0 is infinite; times the 0 that comes after it this is NaN. The loss still
     prints fine at this step and is NaN from the next one on.
     Decides by: the step is run again forwards and backwards operation by operation; the node of the graph, its line and
@@ -222,7 +223,7 @@ def exp_overflow(evidence: Evidence) -> Iterator[Finding]:
 
     Finds: the first infinite value came out of exp (or expm1, sinh, cosh) with arguments above 88, where float32 ends,
     while the weights had not run away.
-    Why it matters: inf / inf and inf - inf are NaN: a hand-written softmax or a variance exp(log_var) then ruins the run.
+    Why it matters: inf / inf and inf - inf are NaN: a hand-written softmax or a variance exp(log_var) ruins the run.
     Decides by: running the step again operation by operation; the largest argument is given. When the weights had grown
     a hundredfold or the updates were larger than the weights, the learning rate is to blame and this stays silent.
     Usual cures: torch.softmax / logsumexp (they subtract the maximum), clamp log-variances, softplus instead of exp,
@@ -255,7 +256,7 @@ def fp16_overflow(evidence: Evidence) -> Iterator[Finding]:
     activations (normalisation, 1/sqrt(d) scaling before the product).
     """
     origin = origin_of(evidence)
-    if origin is None or not is_half_overflow(origin) or diverging(evidence, origin) or _scaled_loss(origin):
+    if origin is None or not is_half_overflow(origin) or diverging(evidence, origin) or scaled_loss(origin):
         return
     wide = origin["in_float32"]
     top = max(abs(wide.get("min", 0.0)), abs(wide.get("max", 0.0)))
@@ -267,10 +268,10 @@ def fp16_overflow(evidence: Evidence) -> Iterator[Finding]:
 def is_half_overflow(origin: Origin) -> bool:
     wide = origin.get("in_float32")
     made = origin.get("outputs", {}).get("dtype")
-    return bool(wide) and made == "float16" and not wide.get("nan") and not wide.get("inf")
+    return wide is not None and made == "float16" and not wide.get("nan") and not wide.get("inf")
 
 
-def _scaled_loss(origin: Origin) -> bool:
+def scaled_loss(origin: Origin) -> bool:
     """The script multiplies its loss by a large number before backward: the scale is to blame, not the layer."""
     return (origin.get("loss_factor") or 0.0) >= 128 and origin["where"] in ("backward", "loss")
 
@@ -279,11 +280,11 @@ def _scaled_loss(origin: Origin) -> bool:
 def fully_masked_attention(evidence: Evidence) -> Iterator[Finding]:
     """softmax over a row that is -inf everywhere.
 
-    Finds: the first NaN came out of a softmax whose input has rows of nothing but -inf: a query that may look at no key.
+    Finds: the first NaN came out of a softmax whose input has rows of nothing but -inf: a query that may see no key.
     Why it matters: exp(-inf) sums to 0 and 0/0 is NaN: one empty or all-padding sequence in a batch ruins the weights.
     Decides by: running the step again operation by operation; the rows are counted, the masking operation is named.
-    Usual cures: keep at least one key visible (drop empty sequences), fill with a large negative number instead of -inf,
-    or set the output of such rows to 0 (torch.where on the input of softmax).
+    Usual cures: keep at least one key visible (drop empty sequences), fill with a large negative number instead of
+    -inf, or set the output of such rows to 0 (torch.where on the input of softmax).
     """
     origin = origin_of(evidence)
     if origin is None or origin.get("op") not in SOFTMAXES:
@@ -302,7 +303,7 @@ def fully_masked_attention(evidence: Evidence) -> Iterator[Finding]:
 def nan_in_input(evidence: Evidence) -> Iterator[Finding]:
     """The batch already holds NaN or infinity.
 
-    Finds: the first non-finite tensor of the run is an input of the model or a target of the loss, before any operation.
+    Finds: the first non-finite tensor of the run is an input of the model or a target of the loss.
     Why it matters: every weight that touches the bad row becomes NaN at the next update; no architecture helps.
     Decides by: looking at the batch of the step whose loss was not finite: the tensor and the number of bad rows are
     given, and the batch is saved in the run's folder.
@@ -320,7 +321,7 @@ def nan_in_input(evidence: Evidence) -> Iterator[Finding]:
         summary,
         step=when(evidence, origin),
         source=origin.get("source") or origin.get("backward_source"),
-        evidence=_numbers(origin, bad_rows=rows, rows=of, nan_values=counted(origin, "nan"), tensor=origin.get("tensor")),
+        evidence=_numbers(origin, bad_rows=rows, rows=of, nan_values=counted(origin, "nan")),
         confidence=0.97,
         inference="the data is bad, not the model: NaN times anything is NaN",
     )

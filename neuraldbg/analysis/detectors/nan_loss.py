@@ -31,10 +31,11 @@ def first_bad(evidence: Evidence, kind: str, word: str, bad: np.ufunc) -> Iterat
     if not len(chosen):
         return
     first = int(loss.steps[chosen[0]])
+    lasting = len(chosen) == len(loss) - chosen[0]
     yield Finding(
         kind,
         Severity.CRITICAL,
-        f"the loss is {word} from update {first} on" if chosen[-1] == len(loss) - 1 else f"the loss was {word} at update {first}",
+        f"the loss is {word} from update {first} on" if lasting else f"the loss is {word}, first at update {first}",
         step=first,
         last_step=int(loss.steps[chosen[-1]]),
         source=evidence.line_of(Call.BACKWARD),

@@ -12,6 +12,7 @@ WATCHERS: tuple[str, ...] = (
     "half_gradients:HalfGradients",
     "masked_labels:MaskedLabels",
     "loss_inputs:LossInputs",
+    "positions:Positions",
     "identity_births:Births",
     "identity:Ownership",
     "graphs_flow:GradientFlow",
@@ -25,6 +26,9 @@ WATCHERS: tuple[str, ...] = (
     "copies:Copies",
     "frozen:FrozenChanges",
     "waiting:HostFetches",
+    "network:Network",
+    "starts:Starts",
+    "accumulation:AccumulationWindows",
 )
 
 

@@ -191,8 +191,8 @@ def of_seen(seen: Array, ids: Array | None) -> Values:
     padding = padding_of(ids)
     if padding is None:
         return facts
-    visible = seen.reshape(len(ids), -1, keys).any(1)
-    is_pad: Array = np.equal(ids, padding["token"])
+    visible = np.asarray(seen.reshape(len(ids), -1, keys).any(1))
+    is_pad = np.asarray(ids == padding["token"])
     mixed = is_pad.any(1) & ~is_pad.all(1)
     if mixed.sum() >= 2:
         facts["pad_token"] = padding["token"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from neuraldbg.capture.guard import attempt
@@ -38,7 +39,7 @@ class Ran:
     graph_in: bool  # an input has a graph
     graph_out: bool
     inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    shared: bool  # an input without a graph lies where an earlier layer put out a tensor with one
     parameters: list[weakref.ref[Tensor]]  # its own, trainable ones
 
 
@@ -48,8 +49,6 @@ class PassSeen:
     grad_mode: bool
     graph_out: bool
     floating_out: bool
-    raw: tuple[int, ...]  # addresses of its inputs that no earlier layer put out
-    fed_cut: bool  # an input has no graph although it is what an earlier pass put out with one
 
 
 @dataclass(eq=False)
@@ -58,8 +57,13 @@ class Window:
 
     ran: list[Ran] = field(default_factory=list)
     passes: list[PassSeen] = field(default_factory=list)
-    put_out: dict[int, bool] = field(default_factory=dict)  # address -> had a graph
+    put_out: dict[int, tuple[bool, Any]] = field(default_factory=dict)  # address -> had a graph, weak storage
     raw: set[int] = field(default_factory=set)
+
+    def had_graph(self, address: int) -> bool:
+        """Whether an earlier layer put a tensor with a graph there, in memory that has not been freed since."""
+        known = self.put_out.get(address)
+        return known is not None and known[0] and not known[1].expired()
 
 
 class GraphCuts:
@@ -91,7 +95,7 @@ class GraphCuts:
         window = self._window
         for tensor in _floating((args, kwargs)):
             address = _address(tensor)
-            if address is not None and address not in window.put_out:
+            if address is not None and not window.had_graph(address):
                 window.raw.add(address)
 
     def _layer(self, layer: Layer, one: Pass, values: Any) -> None:
@@ -100,24 +104,19 @@ class GraphCuts:
             return
         parameters = self._parameters(layer)
         outputs = _floating(values[2])
-        addresses = tuple(address for tensor in outputs if (address := _address(tensor)) is not None)
         if layer.leaf or parameters:
             inputs = _floating(values[:2])
+            came = tuple(address for tensor in inputs if (address := _address(tensor)) is not None)
+            fed = any(tensor.requires_grad for tensor in inputs)
+            shared = not fed and any(window.had_graph(address) for address in came)
+            given = any(tensor.requires_grad for tensor in outputs)
             window.ran.append(
-                Ran(
-                    layer,
-                    one.id,
-                    torch.is_grad_enabled(),
-                    bool(inputs),
-                    any(tensor.requires_grad for tensor in inputs),
-                    any(tensor.requires_grad for tensor in outputs),
-                    tuple(address for tensor in inputs if (address := _address(tensor)) is not None),
-                    addresses,
-                    parameters,
-                )
+                Ran(layer, one.id, torch.is_grad_enabled(), bool(inputs), fed, given, came, shared, parameters)
             )
-        for tensor, address in zip(outputs, addresses, strict=False):
-            window.put_out[address] = window.put_out.get(address, False) or tensor.requires_grad
+        for tensor in outputs:
+            address = _address(tensor)
+            if address is not None and not (tensor.requires_grad is False and window.had_graph(address)):
+                window.put_out[address] = (tensor.requires_grad, StorageWeakRef(tensor.untyped_storage()))
 
     def _parameters(self, layer: Layer) -> list[weakref.ref[Tensor]]:
         known = self._own.get(layer)
@@ -128,22 +127,13 @@ class GraphCuts:
             known = self._own[layer] = [weakref.ref(parameter) for parameter in mine]
         return [ref for ref in known if (parameter := ref()) is not None and parameter.requires_grad]
 
-    def _pass_ended(self, one: Pass, _: Any, inputs: Any, outputs: Any) -> None:
+    def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
         window = self._window
         if not one.sampled or len(window.passes) >= 256:
             return
         out = _floating(outputs)
-        addresses = [_address(tensor) for tensor in _floating(inputs) if not tensor.requires_grad]
-        window.passes.append(
-            PassSeen(
-                one.model.site,
-                one.grad,
-                any(tensor.requires_grad for tensor in out),
-                bool(out),
-                tuple(address for address in addresses if address is not None and address in window.raw),
-                any(address is not None and window.put_out.get(address, False) for address in addresses),
-            )
-        )
+        given = any(tensor.requires_grad for tensor in out)
+        window.passes.append(PassSeen(one.model.site, one.grad, given, bool(out)))
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
@@ -234,10 +224,9 @@ class GraphCuts:
         for index, one in enumerate(window.ran[last + 1 :], last + 1):
             if not one.floating_in or one.graph_in or not one.grad_mode:
                 continue
-            shared = any(window.put_out.get(address, False) for address in one.inputs)
-            if shared or not (set(one.inputs) & window.raw):
+            if one.shared or not (set(one.inputs) & window.raw):
                 whole = all(other in lost for other in window.ran[:index] if other.parameters)
-                return latest.layer.site, one.layer.site, shared, whole
+                return latest.layer.site, one.layer.site, one.shared, whole
         return latest.layer.site, None, False, False
 
     def _done(self, *_: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.loss import anatomy_of
@@ -68,7 +68,7 @@ class HalfGradients:
             return None
         record, entry = again.record, again.entry
         wide = {name: p.detach().float().requires_grad_() for name, p in entry.named_parameters()}
-        args, kwargs = (map_leaves(part, KeptTensor, lambda kept: _wide(kept.tensor)) for part in (record.args, record.kwargs))
+        args, kwargs = map_leaves((record.args, record.kwargs), KeptTensor, lambda kept: _wide(kept.tensor))
         buffers = {name: _wide(buffer.clone()) for name, buffer in entry.named_buffers()}
         with unseen(self.core), as_it_was(root), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             state = torch.get_rng_state()
@@ -97,9 +97,9 @@ def _arriving(output: Tensor, arrived: Tensor | None, terms: list[tuple[str, Ten
 
 def _loss(kind: str, output: Tensor, target: Tensor) -> Tensor | None:
     makers: dict[str, Any] = {
-        "mse": lambda: F.mse_loss(output, target.float()),
-        "bce_with_logits": lambda: F.binary_cross_entropy_with_logits(output, target.float()),
-        "smooth_l1": lambda: F.smooth_l1_loss(output, target.float()),
+        "mse": lambda: functional.mse_loss(output, target.float()),
+        "bce_with_logits": lambda: functional.binary_cross_entropy_with_logits(output, target.float()),
+        "smooth_l1": lambda: functional.smooth_l1_loss(output, target.float()),
     }
     if kind not in makers:
         return None

@@ -130,7 +130,7 @@ class Ownership:
                 share.frozen_fresh_elements += size
             return
         share.trainable_elements += size
-        if id(parameter) in owners:
+        if id(parameter) in owners or parameter in self._was_trained:  # by an optimizer that may be gone
             share.owned_elements += size
         elif self._gets_gradients(parameter):
             share.unowned.append(site)
@@ -244,7 +244,7 @@ class Ownership:
             "unowned_count": len(share.unowned),
             "unowned_elements": share.unowned_elements,
             "unowned_moved": sum(self._moved(p) for p in unowned),
-            "unowned_given": sum(p in self._given or p in self._was_trained for p in unowned),
+            "unowned_given": sum(p in self._given for p in unowned),
             "copied": root not in self._born and any(True for _ in root.children()),
             "frozen": share.frozen[:NAMED],
             "frozen_elements": share.frozen_elements,

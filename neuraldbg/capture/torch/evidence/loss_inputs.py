@@ -7,20 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuraldbg.capture.torch.evidence.attention import Attention, attentions_of, of_seen, seen_keys
-from neuraldbg.capture.torch.evidence.graph_walk import Visit, Walk, walk
+from neuraldbg.capture.torch.evidence.graph_walk import Walk, walk
 from neuraldbg.capture.torch.evidence.host_copies import Array, HostCopies
-from neuraldbg.capture.torch.evidence.leaks import MOST_COLUMNS, Columns
+from neuraldbg.capture.torch.evidence.leaks import Columns
+from neuraldbg.capture.torch.evidence.loss_structure import (
+    columns_for,
+    inputs_of,
+    recurrence_of,
+    structure_of,
+    token_ids,
+)
 from neuraldbg.capture.torch.evidence.loss_terms import (
     LossTerm,
-    activation_of,
-    chain_of,
     operands_of,
     passes_below,
-    range_of,
-    softmax_axis,
     terms_of,
     time_slice,
 )
@@ -29,6 +32,7 @@ from neuraldbg.capture.torch.evidence.loss_values import (
     MOST_LABELS,
     ROWS_OF_SCORES,
     TARGETS,
+    Lately,
     Values,
     class_rows,
     first_rows,
@@ -42,7 +46,7 @@ from neuraldbg.capture.torch.evidence.loss_values import (
 )
 from neuraldbg.capture.torch.evidence.penalties import penalties_of
 from neuraldbg.capture.torch.evidence.sequences import as_rows, padded_targets, shift_of
-from neuraldbg.capture.torch.passes import KeptTensor, Pass, leaves, tensors
+from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 
@@ -80,6 +84,7 @@ class Watched:
     written: bool = True
     labels: dict[float, int] | None = field(default_factory=dict)  # None: too many to count
     columns: Columns = field(default_factory=Columns)
+    lately: Lately = field(default_factory=Lately)
 
 
 class LossInputs:
@@ -158,7 +163,7 @@ class LossInputs:
 
     def _look(self, source: int, index: int, term: LossTerm, graph: Walk, records: dict[int, Pass]) -> None:
         watched = self._lines[source].terms.setdefault(index, Watched())
-        facts = _structure(term, graph)
+        facts = structure_of(term, graph)
         below = passes_below(term.fed, graph) or sorted(graph.passes)
         facts["models"] = sorted({records[one].model.site for one in below if one in records})
         scores, target = self._values(term, graph, below)
@@ -166,15 +171,15 @@ class LossInputs:
         facts["target_dtype"] = None if target is None else str(target.dtype).removeprefix("torch.")
         sliced = time_slice(term, graph)
         facts["start"] = 0 if sliced is None else sliced[1]
-        inputs = _inputs_of([records[one] for one in below if one in records])
-        facts["recurrent"] = _recurrent([records[one] for one in below if one in records])
+        inputs = inputs_of([records[one] for one in below if one in records])
+        facts["recurrent"] = recurrence_of([records[one] for one in below if one in records])
         operands = operands_of(term, graph)
         pieces = {
             "scores": first_rows(scores, ROWS_OF_SCORES),
             "target": first_rows(target, TARGETS),
             "difference": _small(None if operands is None else operands.difference),
-            "columns": None if watched.columns.full else _columns(inputs, target, facts["kind"]),
-            **{f"ids{number}": ids for number, ids in enumerate(_token_ids(inputs))},
+            "columns": None if watched.columns.full else columns_for(inputs, target, facts["kind"]),
+            **{f"ids{number}": ids for number, ids in enumerate(token_ids(inputs))},
         }
         step = self.core.recorder.step
 
@@ -231,7 +236,8 @@ class LossInputs:
         watched = self._lines[source].terms[index]
         watched.looks += 1
         lasting = {name: watched.last[name] for name in LASTING if watched.last.get(name) and not facts.get(name)}
-        watched.last, watched.written = {**facts, **lasting}, False
+        recent = watched.lately.add(facts)
+        watched.last, watched.written = {**facts, **lasting, **recent}, False
         if watched.looks <= 3 or watched.looks & (watched.looks - 1) == 0:
             self._write(source, index, watched)
         if watched.looks in (8, FIRST_LOOKS):
@@ -261,10 +267,10 @@ class LossInputs:
 
     def _look_inside(self, graph: Walk, records: dict[int, Pass]) -> None:
         below = [records[one] for one in sorted(graph.passes) if one in records]
-        inputs = _inputs_of(below)
+        inputs = inputs_of(below)
         batches = {tensor.shape[0] for tensor in inputs if tensor.dim()}
         for number, one in enumerate(attentions_of(graph)):
-            ids = {f"ids{at}": tensor for at, tensor in enumerate(_token_ids(inputs))}
+            ids = {f"ids{at}": tensor for at, tensor in enumerate(token_ids(inputs))}
             self._attention(number, one, ids, batches)
 
     def _attention(self, number: int, one: Attention, ids: dict[str, Tensor], batches: set[int]) -> None:
@@ -295,88 +301,8 @@ class LossInputs:
 # -- what one look gathers -----------------------------------------------------------------------------------------
 
 
-def _structure(term: LossTerm, graph: Walk) -> Values:
-    """What the graph says of a term, without a look at values."""
-    facts: Values = {
-        "kind": term.kind,
-        "reduction": term.reduction,
-        "sign": term.sign,
-        "factor": term.visit.factor,
-        "chain": chain_of(term, graph),
-        "layer": None if term.fed is None else term.fed.layer,
-        "ignore_index": term.ignore_index,
-        "weighted": term.weighted,
-        "soft": term.soft,
-        "in_model": bool(term.visit.inside),
-        "prediction_shape": None,
-    }
-    found = activation_of(term, graph)
-    if found is not None:
-        facts |= _activation(*found, graph)
-    if term.softmax is not None and softmax_axis(term.softmax) is not None:
-        facts["softmax_dim"], shape = softmax_axis(term.softmax) or (0, ())
-        facts |= {"softmax_shape": list(shape), "softmax_site": term.softmax.layer}
-    operands = operands_of(term, graph)
-    if operands is not None:
-        facts["prediction_shape"], facts["result_shape"] = list(operands.prediction), list(operands.result)
-        facts["target_before"] = None if operands.target is None else list(operands.target)
-        facts["reshaped"] = operands.reshaped
-    return facts
-
-
-def _activation(visit: Visit, name: str, graph: Walk) -> Values:
-    below = graph.past_shapes(graph.operand(visit))
-    facts: Values = {
-        "activation": name,
-        "activation_site": visit.layer,
-        "activation_inside": list(visit.inside),
-        "fed_site": None if below is None else below.layer,
-    }
-    span = range_of(visit, name)
-    if span is not None:
-        facts["range"] = [span[0], span[1] if math.isfinite(span[1]) else None]
-    axis = softmax_axis(visit)
-    if axis is not None:
-        facts |= {"activation_dim": axis[0], "activation_shape": list(axis[1])}
-    return facts
-
-
-def _inputs_of(passes: list[Pass]) -> list[Tensor]:
-    found = []
-    for one in passes:
-        if one.record is not None:
-            found += [kept.tensor for kept in leaves((one.record.args, one.record.kwargs), KeptTensor)]
-    return found[:16]
-
-
-def _token_ids(inputs: list[Tensor]) -> list[Tensor]:
-    whole = (torch.int64, torch.int32)
-    return [t for t in inputs if t.dim() == 2 and t.dtype in whole and min(t.shape) > 1 and t.numel() <= TARGETS][:3]
-
-
-def _columns(inputs: list[Tensor], target: Tensor | None, kind: str) -> Tensor | None:
-    """The first input with one row of numbers per target."""
-    if target is None or target.dim() == 0 or kind == "kl_div":
-        return None
-    rows = target.shape[0]
-    for tensor in inputs:
-        if tensor.is_floating_point() and 2 <= tensor.dim() <= 3 and tensor.shape[0] == rows == target.numel():
-            return tensor if tensor.numel() <= MOST_COLUMNS * rows else None
-    return None
-
-
 def _small(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is not None and tensor.numel() <= TARGETS else None
-
-
-def _recurrent(passes: list[Pass]) -> str | None:
-    """Whether the model is a recurrent one that reads forwards only."""
-    for one in passes:
-        root = one.model.ref()
-        found = [m for m in root.modules() if isinstance(m, nn.RNNBase)] if root is not None else []
-        if found:
-            return "both ways" if any(module.bidirectional for module in found) else "forwards"
-    return None
 
 
 def _without(target: Array, ignore: int) -> Array:

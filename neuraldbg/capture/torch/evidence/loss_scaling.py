@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -48,7 +48,7 @@ class LossScaling:
     def _scale_seen(self, scaler: Any) -> None:
         if scaler not in self._known:
             self._known[scaler] = True
-            settings = {name.strip("_"): attempt(lambda name=name: float(getattr(scaler, name))) for name in _SETTINGS}
+            settings = {name.strip("_"): attempt(partial(_number, scaler, name)) for name in _SETTINGS}
             self.core.recorder.fact("scaler", enabled=bool(scaler.is_enabled()), **settings)
         if scaler.is_enabled():
             self._scaled_by = weakref.ref(scaler)
@@ -76,6 +76,10 @@ class LossScaling:
     def _ending(self) -> None:
         if self.still_scaled > MOST_FACTS:
             self.core.recorder.fact("updates_still_scaled", count=self.still_scaled)
+
+
+def _number(scaler: Any, name: str) -> float:
+    return float(getattr(scaler, name))
 
 
 def _host(scale: Any) -> float | None:

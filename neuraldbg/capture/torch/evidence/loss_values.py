@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ Values = dict[str, Any]
 MOST_LABELS = 64  # different labels that are counted one by one
 ROWS_OF_SCORES = 131_072  # elements of the predictions that are looked at
 TARGETS = 65_536
+MOST_CONFUSED = 12  # classes between which mistaken probability is told apart
+LATELY = 8  # looks that are judged together
 CLASSIFYING = ("cross_entropy", "nll", "picked_log_prob")
 
 
@@ -140,13 +145,46 @@ def _of_labels(rows: Array, labels: Array) -> Values:
     own = -rows[np.arange(len(rows)), labels]
     common, counts = np.unique(labels, return_counts=True)
     major = int(common[counts.argmax()])
-    return {
+    rest = labels != major
+    right = rows.argmax(1) == labels
+    facts: Values = {
         "label_share": float(counts.max() / len(labels)),
         "label_major": major,
-        "accuracy": float((rows.argmax(1) == labels).mean()),
-        "loss_on_major": float(own[labels == major].mean()),
-        "loss_on_rest": float(own[labels != major].mean()) if (labels != major).any() else None,
+        "accuracy": float(right.mean()),
+        "loss_on_major": float(own[~rest].mean()),
+        "loss_on_rest": float(own[rest].mean()) if rest.any() else None,
+        "rest": [int(rest.sum()), int((right & rest).sum())],
     }
+    if rows.shape[1] <= MOST_CONFUSED:
+        shares = np.exp(rows - rows.max(1, keepdims=True))
+        shares /= np.maximum(shares.sum(1, keepdims=True), 1e-12)
+        facts["shares"] = np.stack([shares[labels == label].sum(0) for label in range(rows.shape[1])])
+        facts["spread_into_major"] = float(shares[rest, major].std()) if rest.any() else None
+        facts["counts"] = np.bincount(labels, minlength=rows.shape[1])
+    return facts
+
+
+@dataclass
+class Lately:
+    """What the last looks saw of the classes: each batch by itself may hold few of a rare one."""
+
+    rest: deque[tuple[int, int]] = field(default_factory=partial(deque, maxlen=LATELY))
+    shares: deque[tuple[Array, Array]] = field(default_factory=partial(deque, maxlen=LATELY))
+
+    def add(self, facts: Values) -> Values:
+        """Takes what one look saw out of its facts, and gives what all of them together say."""
+        rest, shares, counts = (facts.pop(name, None) for name in ("rest", "shares", "counts"))
+        if rest is None:
+            return {}
+        self.rest.append(rest)
+        found: Values = {"rare_seen": sum(n for n, _ in self.rest), "rare_found": sum(n for _, n in self.rest)}
+        if shares is not None and counts is not None:
+            self.shares.append((shares, counts))
+            fitting = [one for one in self.shares if one[0].shape == shares.shape]
+            number = np.maximum(sum(one[1] for one in fitting), 1)
+            mean = np.round(sum(one[0] for one in fitting) / number[:, None], 3)
+            found |= {"confusion": mean.tolist(), "confusion_rows": number.tolist()}
+        return found
 
 
 def of_numbers(predictions: Array, target: Array | None) -> Values:

@@ -41,6 +41,8 @@ class MaskedLabels:
         target, ignored = kept.get("target"), kept.get("ignore_index")
         if not isinstance(target, Tensor) or not isinstance(ignored, int) or not target.numel():
             return
+        if ignored >= 2**63:
+            ignored -= 2**64  # the graph keeps -100 as an unsigned number
         self._looked += 1
         if bool((target != ignored).any()):
             return

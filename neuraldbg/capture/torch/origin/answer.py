@@ -95,5 +95,3 @@ def from_suspect(suspect: Suspect, line: str | None) -> Answer:
     answer = Answer(where, "graph", suspect.op, suspect.node, source=line, inputs=suspect.inputs)
     answer.chain = [first, *links]
     return answer
-
-

@@ -122,7 +122,9 @@ def _div(kept: dict[str, Any]) -> Verdict:
 
 def _sqrt(kept: dict[str, Any]) -> Verdict:
     result = kept.get("result")
-    return (_any(torch.isnan(plain(result))), _any(plain(result) == 0)) if isinstance(result, Tensor) else (False, False)
+    if not isinstance(result, Tensor):
+        return False, False
+    return _any(torch.isnan(plain(result))), _any(plain(result) == 0)
 
 
 def _inverse(kept: dict[str, Any]) -> Verdict:
@@ -253,8 +255,8 @@ _KEPT: dict[str, tuple[tuple[str, ...], Judge]] = {
     "std": (("self", "result"), _spread),
     "mul": (("self", "other"), _product),
 }
-_STEEP = frozenset({"sqrt", "pow", "div", "rsqrt", "reciprocal", "acos", "asin", "atan2", "log", "xlogy", "special_entr",
-                    "norm", "linalg_vector_norm"})  # fmt: skip
+_STEEP = frozenset({"sqrt", "pow", "div", "rsqrt", "reciprocal", "acos", "asin", "atan2", "log", "xlogy",
+                    "special_entr", "norm", "linalg_vector_norm"})  # fmt: skip
 
 
 def _finite(x: Any) -> bool:
@@ -327,17 +329,16 @@ def bad_saved(loss: Tensor) -> tuple[str, Path, str, Tensor] | None:
     for node, path, _, inside in walk(loss.grad_fn, into_models=False):
         if inside:
             continue
-        for name in ("target", "other", "self", "weight"):
-            value = saved(node, name).get(name)
-            if readable(value) and not_finite(value) and name == "target":
-                found = (op_of(node), path, name, value)
+        value = saved(node, "target").get("target")
+        if isinstance(value, Tensor) and readable(value) and not_finite(value):
+            found = (op_of(node), path, "target", value)
     return found
 
 
 def factor_of(loss: Tensor) -> float | None:
     """By which number the loss is multiplied last, before backward: a loss scale of the script's own."""
     node: Any = loss.grad_fn
-    if node is None or bare(node) != "MulBackward":
+    if node is None or not node.name().startswith("MulBackward"):
         return None
     values = [v for v in saved(node, "other", "self").values() if not isinstance(v, Tensor) or v.numel() == 1]
     numbers = [float(v) for v in values if not isinstance(v, Tensor) or not v.is_cuda]

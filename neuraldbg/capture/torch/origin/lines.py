@@ -100,7 +100,8 @@ class LossLines:
         same = {line for (where, _, name), line in self.lines.items() if where == source and name == op}
         if len(same) == 1:
             return same.pop()
-        return attempt(lambda: self._written(op))
+        written: str | None = attempt(lambda: self._written(op))
+        return written
 
     def _written(self, op: str) -> str | None:
         names, operators = _WRITTEN.get(op, ({op}, ()))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neuraldbg.capture.guard import attempt
@@ -21,8 +22,8 @@ from neuraldbg.capture.torch.passes import map_tensors, tensors
 MOST_EVENTS = 5000  # operations with a bad output that are remembered
 DESCRIBED = 64  # of them that are described in full
 _NO_VALUES = ("empty", "new_empty", "detach", "alias", "lift_fresh", "set_", "resize_")
-_MASKING = ("masked_fill", "fill", "full", "new_full", "where", "triu", "tril", "scalar_tensor", "lift_fresh_copy",
-            "index_put", "masked_scatter", "arange", "copy_", "clone", "_to_copy", "expand", "cat", "stack")  # fmt: skip
+_MASKING = ("masked_fill", "fill", "full", "new_full", "where", "triu", "tril", "scalar_tensor", "index_put",
+            "lift_fresh_copy", "masked_scatter", "copy", "clone", "_to_copy", "expand", "cat", "stack")  # fmt: skip
 _SOFTMAX = ("_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "softmax", "log_softmax")
 
 
@@ -51,11 +52,11 @@ class Event:
 Place = tuple[int | None, str | None]  # layer site, source line
 
 
-class Localiser(TorchDispatchMode):
+class Localiser(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`layer` tells whose forward is running; `fallback` is the line to name where no user frame lies below `stop`."""
 
     def __init__(self, frames: Frames, layer: Callable[[], int | None], *, limit_s: float | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._frames = frames
         self._layer = layer
         self._limit_s = limit_s
@@ -113,7 +114,7 @@ class Localiser(TorchDispatchMode):
         if node is not None:
             return self._made_at.get(node._sequence_nr(), (None, None))
         place = (self._layer(), self._line())
-        self._made_at.setdefault(torch.autograd._get_sequence_nr() - 1, place)
+        self._made_at.setdefault(_get_sequence_nr() - 1, place)
         return place
 
     def _line(self) -> str | None:
@@ -222,6 +223,7 @@ def _in_float32(func: Any, inputs: tuple[Any, Any]) -> dict[str, Any] | None:
         return None
     args, kwargs = (map_tensors(part, lambda t: t.float() if t.is_floating_point() else t) for part in inputs)
     if isinstance(kwargs, dict):
-        kwargs = {key: torch.float32 if value in (torch.float16, torch.bfloat16) else value for key, value in kwargs.items()}
+        half = (torch.float16, torch.bfloat16)
+        kwargs = {key: torch.float32 if value in half else value for key, value in kwargs.items()}
     first = next(tensors(func(*args, **kwargs)), None)
     return None if first is None else describe(first)

@@ -57,7 +57,8 @@ class Search:
             return None
         site, first = bad[0]
         answer = Answer("parameter", "look", output=describe(first))
-        answer.more = {"tensor": self.core.recorder.sites[site].path, "parameter_site": site, "bad_parameters": len(bad)}
+        name = self.core.recorder.sites[site].path
+        answer.more = {"tensor": name, "parameter_site": site, "bad_parameters": len(bad)}
         return answer
 
     def _bad_batch(self) -> Answer | None:
@@ -95,8 +96,18 @@ class Search:
         from_loss = self._steep(held, source)
         if from_loss is not None and not self._arrived_finite():
             return from_loss
-        found = self._parameters() or self._passes(backward=True)
-        return found or from_loss or Answer("backward", "graph")
+        return self._parameters() or self._came_bad() or self._passes(backward=True) or from_loss or _unknown()
+
+    def _came_bad(self) -> Answer | None:
+        """The gradient of a pass's output was bad when it came: the loss code made it so, which is gone by now."""
+        for one in self._kept():
+            for gradient in (one.arrived or {}).values():
+                if not_finite(gradient):
+                    answer = _unknown()
+                    answer.more = {"tensor": f"the gradient of the output of {one.model.name}"}
+                    answer.output = describe(gradient)
+                    return answer
+        return None
 
     def _arrived_finite(self) -> bool:
         kept = [one.arrived for one in self._kept()]
@@ -173,6 +184,10 @@ def _run(again: Rerun, mode: Localiser, backward: bool) -> Any:
         return "running the pass again took too long"
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError) as error:
         return f"the pass cannot be run again: {type(error).__name__}: {error}"[:300]
+
+
+def _unknown() -> Answer:
+    return Answer("backward", "graph")
 
 
 def _input(tensor: Tensor, name: str) -> Answer:

@@ -85,6 +85,7 @@ class OriginWatch:
         self.lines.learn(loss, source)
         if source not in self._places or self.core.recorder.step < FIRST_UPDATES:
             self._places[source] = steep_places(loss)
+        self._factor = factor_of(loss)
         places = self._places[source]
         if places:
             self._held += hold(loss, places)
@@ -194,7 +195,6 @@ class OriginWatch:
         event = None if self._mode is None else self._mode.made(loss)
         if self._mode is not None and event is not None:
             return from_chain(self._mode.chain_to(event), "armed", self.core.recorder)
-        self._factor = factor_of(loss)
         return self.search.behind_loss(loss, source)
 
     def _behind_gradients(self) -> Answer:
@@ -252,7 +252,7 @@ class OriginWatch:
         if self._mode is not None or not self.left:
             return
         self._mode = Localiser(self.core.recorder.frames, self._running)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._arm_at = max(self._arm_at or 0, 0)
 
     def _running(self) -> int | None:

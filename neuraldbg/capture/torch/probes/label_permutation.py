@@ -14,7 +14,7 @@ from neuraldbg.capture.torch.probes.stage import Weights, as_recorded, seeded
 from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss
 
 PERMUTATIONS = 8
-UPDATES = 120
+UPDATES = 60
 RATES = (1.0, 0.1)
 
 

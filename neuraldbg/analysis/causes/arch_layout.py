@@ -1,0 +1,86 @@
+"""Axes confused: what one sample gives depends on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from neuraldbg.analysis.catalogue import cause
+from neuraldbg.analysis.causes.arch_reading import defined, probe, why_no_probe
+from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.records import Finding, Severity
+
+CLEARLY = 0.02  # change of the other samples' outputs, relative to the changed one's own
+RECURRENT = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell")
+ATTENDING = (
+    "MultiheadAttention",
+    "TransformerEncoderLayer",
+    "TransformerEncoder",
+    "TransformerDecoderLayer",
+    "Transformer",
+)
+SOFTMAX = ("softmax", "_softmax", "log_softmax", "_log_softmax")
+
+
+@cause(
+    "wrong_tensor_layout",
+    group="arch",
+    auto="S",
+    explains=("loss_plateau", "no_learning", "slow_convergence", "underfitting", "train_eval_mismatch"),
+    excludes=("wrong_softmax_dim",),
+)
+def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
+    """Axes are confused: the output of one sample depends on the others.
+
+    Finds: models whose output for a sample changes when another sample of the batch is changed, outside of batch
+    normalisation: a recurrent or attention layer run over the batch axis (batch_first), a view or reshape where a
+    permute was meant.
+    Why it matters: samples are mixed with each other; the model learns from neighbours it will not have in use, and its
+    results depend on how a batch is put together.
+    Decides by: a probe after the run that replaces one sample of a recorded batch and compares the outputs of the
+    others, in evaluation mode; the first layer at which they change is named.
+    Usual cures: batch_first=True, or x.transpose(0, 1) before the layer; permute instead of view.
+    """
+    ran = probe(evidence, "cross_sample")
+    if ran is None:
+        evidence.cannot("wrong_tensor_layout", why_no_probe(evidence, "cross_sample"))
+        return
+    shape = ran.get("out_shape") or []
+    square = len(shape) == 2 and shape[0] == shape[1] == ran.get("samples")
+    if not ran.get("leaks") or (ran.get("leak") or 0) < CLEARLY or square or ran.get("own_axis_hint") is None:
+        return
+    if ran.get("op") in SOFTMAX:
+        return  # another cause's case
+    site, kind = ran.get("layer_site"), str(ran.get("layer_class") or "")
+    layer = evidence.name(site) or ran.get("layer") or None
+    what, how = _what(kind, str(ran.get("op") or ""))
+    yield Finding(
+        "wrong_tensor_layout",
+        Severity.CRITICAL,
+        f"the output of a sample depends on the other samples of its batch: {layer or 'the model'} {what}",
+        step=0,
+        layer=layer,
+        op=ran.get("op"),
+        source=ran.get("source") or defined(evidence, site),
+        evidence={
+            "change_of_other_samples": float(ran["leak"]),
+            "share_of_other_samples_changed": float(ran.get("leak_share") or 0.0),
+            "samples": int(ran.get("samples") or 0),
+            "operation": str(ran.get("op") or "unknown"),
+            "layer_class": kind or "unknown",
+        },
+        confidence=0.9,
+        inference=how,
+    )
+
+
+def _what(kind: str, op: str) -> tuple[str, str]:
+    if kind in RECURRENT or op in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        return (
+            "runs over the batch axis",
+            "It takes the batch for time: batch_first=True is missing, or is one too many.",
+        )
+    if kind in ATTENDING or "attention" in op:
+        return "attends over the batch axis", "It takes the batch for the sequence: batch_first=True is missing."
+    if op in ("view", "_unsafe_view", "reshape", "expand"):
+        return "rearranges values across samples", "A view keeps the order in memory; to swap axes, permute first."
+    return "mixes them", "Values of several samples meet in one operation that should see each sample alone."

@@ -1,0 +1,167 @@
+"""The overfit experiment as the causes of the step size read it: which single change makes the batches learnable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraldbg.analysis.causes.loop_reading import made_at
+from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.records import Kind, SiteKind
+
+ADAPTIVE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "SparseAdam", "Adafactor")
+NO_LEARNING = 0.8  # of the first loss: a run that ends above it has learned next to nothing of these batches
+CLEAR = 0.5  # an arm that ends below this share of the first loss has clearly learned
+KEEN_MOMENTUM = 0.97
+WEIGHTS = 2  # dimensions from which on a parameter counts as a weight tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    name: str
+    last: float  # inf when it diverged
+    updates: int
+    diverged: bool
+    swings: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overfit:
+    """What the experiment told, and what follows from it. Losses that are not finite are infinite here."""
+
+    fact: dict[str, Any]
+    first: float
+    final: float
+    own: Arm
+    arms: dict[str, Arm]
+
+    @property
+    def failed(self) -> bool:
+        """The run itself did not learn the batches it was trained on."""
+        return not self.final < NO_LEARNING * self.first
+
+    def share(self, value: float, arm: Arm) -> float:
+        """How much of what an arm gained a loss stands for: 1 = as much, 0 = nothing."""
+        return float(np.clip((self.first - value) / max(self.first - arm.last, 1e-12), -1.0, 2.0))
+
+    def learned(self, name: str) -> Arm | None:
+        """An arm that clearly learned in the time that was given, where the run did not come half as far."""
+        arm = self.arms.get(name)
+        if arm is None or arm.diverged or not arm.last < CLEAR * self.first:
+            return None
+        return arm if self.share(self.final, arm) < 0.5 else None
+
+    def cures(self, name: str) -> Arm | None:
+        """An arm that learns what the run failed at, and fails at again with its own settings."""
+        arm = self.learned(name)
+        if arm is None:
+            return None
+        again = self.own.diverged or self.share(self.own.last, arm) < 0.5
+        shaky = self.failed and self.own.swings > 0.35 and arm.last < 0.3 * min(self.own.last, self.first)
+        return arm if again or shaky else None
+
+    def steadies(self, name: str) -> Arm | None:
+        """An arm that learns far more than the run's own settings, where the run ended with nothing."""
+        arm = self.learned(name)
+        if arm is None or not self.failed:
+            return None
+        return arm if self.own.diverged or arm.last < 0.3 * self.own.last else None
+
+    @property
+    def optimizer(self) -> str:
+        return str(self.fact["optimizer"])
+
+    @property
+    def momentum(self) -> float:
+        return float(self.fact.get("momentum") or 0.0)
+
+    @property
+    def lr(self) -> float | None:
+        lr: float | None = self.fact.get("lr")
+        return lr
+
+
+def overfit_of(evidence: Evidence) -> Overfit | None:
+    """The experiment, when it began where the run began and its loss is one that has a floor."""
+    return evidence.once("overfit", lambda: _read(evidence))
+
+
+def why_no_overfit(evidence: Evidence) -> str:
+    facts = [fact for fact in evidence.facts("probe") if fact["name"] == "overfit"]
+    return facts[-1].get("skipped", "the experiment did not begin where the run did") if facts else "no experiment ran"
+
+
+def _read(evidence: Evidence) -> Overfit | None:
+    facts = [fact for fact in evidence.facts("probe") if fact["name"] == "overfit" and not fact.get("skipped")]
+    if not facts or not facts[-1]["from_initial"]:
+        return None
+    fact = facts[-1]
+    first = fact.get("run_first_loss")
+    arms = {name: _arm(name, arm) for name, arm in fact["arms"].items()}
+    lows = [arm["min"] for arm in fact["arms"].values() if arm["min"] is not None]
+    if first is None or first <= 0 or any(low < -0.05 * first for low in lows):
+        return None  # a loss that can fall for ever says nothing about settings
+    final = fact.get("final_loss")
+    return Overfit(fact, first, np.inf if final is None else final, arms.pop("own"), arms)
+
+
+def _arm(name: str, arm: dict[str, Any]) -> Arm:
+    last = np.inf if arm["last"] is None else arm["last"]
+    return Arm(name, last, arm["updates"], bool(arm["diverged"]), arm["swings"])
+
+
+def numbers(probe: Overfit, *arms: Arm) -> dict[str, float | str]:
+    """The losses that convinced, for the evidence of a finding."""
+    found: dict[str, float | str] = {
+        "loss_at_start": probe.first,
+        "loss_after_run": _shown(probe.final),
+        "probe_updates": float(probe.own.updates),
+        "probe_loss_own_settings": _shown(probe.own.last),
+    }
+    for arm in arms:
+        found[f"probe_loss_{arm.name}"] = _shown(arm.last)
+    return found
+
+
+def _shown(value: float) -> float | str:
+    return float(value) if np.isfinite(value) else "not finite"
+
+
+def optimizer_line(evidence: Evidence) -> str | None:
+    """Where the script makes the optimizer that updates most."""
+    facts = evidence.facts("optimizer")
+    found = [made_at(evidence, fact["site"]) for fact in facts]
+    return next((line for line in found if line is not None), facts[0].get("source") if facts else None)
+
+
+def update_ratios(evidence: Evidence) -> dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Of every weight tensor: steps, and the size of the update over the size of the weight before it."""
+    return evidence.once("update ratios", lambda: _ratios(evidence))
+
+
+def _ratios(evidence: Evidence) -> dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    moved, values = evidence.stats(Kind.UPDATE), evidence.stats(Kind.PARAMETER)
+    found = {}
+    for site in evidence.of_kind(SiteKind.PARAMETER):
+        if site.shape is None or len(site.shape) < WEIGHTS:
+            continue
+        mine, own = moved["site"] == site.id, values["site"] == site.id
+        size_after = dict(zip(values["step"][own].tolist(), values["l2"][own].tolist(), strict=True))
+        steps, ratios = [], []
+        for step, update in zip(moved["step"][mine].tolist(), moved["l2"][mine].tolist(), strict=True):
+            before = size_after.get(step - 1)
+            if before is not None and before > 0 and np.isfinite(update):
+                steps.append(step)
+                ratios.append(update / before)
+        if steps:
+            found[site.id] = (np.array(steps, np.int64), np.array(ratios, np.float64))
+    return found
+
+
+def typical_ratio(evidence: Evidence) -> float | None:
+    """The median over weight tensors of their median ratio."""
+    medians = [float(np.median(ratios)) for _, ratios in update_ratios(evidence).values()]
+    return float(np.median(medians)) if medians else None

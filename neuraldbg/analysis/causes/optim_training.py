@@ -1,0 +1,120 @@
+"""Too little of something: training, samples in a batch, room in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from neuraldbg.analysis.catalogue import cause
+from neuraldbg.analysis.causes.optim_arms import numbers, overfit_of
+from neuraldbg.analysis.causes.optim_schedule import updates_per_epoch
+from neuraldbg.analysis.detectors.loss_curve import blocks_of, main_loss
+from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.records import Finding, Severity
+
+STILL_FALLING = 0.15  # of all that was gained, in the last quarter of the run
+TINY_BATCH = 2
+
+
+@cause("insufficient_training", group="optim", auto="D", explains=("slow_convergence", "underfitting"), excludes=())
+def insufficient_training(evidence: Evidence) -> Iterator[Finding]:
+    """The run stopped while the loss was still falling.
+
+    Finds: a loss that fell in every quarter of the run and in the last one as steadily as before, at a rate that no
+    schedule had brought down.
+    Why it matters: more updates at the same settings would have given a better model for nothing but time.
+    Decides by: medians of the loss over equal stretches of the run. A curve is no proof: this is information only.
+    Usual cures: more epochs; a schedule that ends when the loss is flat.
+    """
+    curve, rates = main_loss(evidence), evidence.curve("lr").values
+    blocks = blocks_of(curve.values, 8)
+    if blocks is None or (len(rates) and rates[-1] < 0.5 * np.nanmax(rates)):
+        return
+    gained, late = blocks[0] - blocks[-1], blocks[-3] - blocks[-1]
+    if gained <= 0.05 * abs(blocks[0]) or late < STILL_FALLING * gained or not (np.diff(blocks[-4:]) < 0).all():
+        return
+    if blocks[-1] < 0.05 * blocks[0]:
+        return
+    epoch = updates_per_epoch(evidence)
+    yield Finding(
+        "insufficient_training",
+        Severity.INFO,
+        f"the loss was still falling when the run ended after {evidence.updates} updates",
+        step=None,
+        source=None,
+        evidence={
+            "loss_first": float(blocks[0]),
+            "loss_last": float(blocks[-1]),
+            "share_gained_in_last_quarter": float(late / gained),
+            **({} if epoch is None else {"epochs": float(evidence.updates / epoch)}),
+        },
+        confidence=0.45,
+        inference="more updates would probably have lowered it further",
+    )
+
+
+@cause(
+    "batch_size_too_small",
+    group="optim",
+    auto="R",
+    explains=("oscillating_loss", "loss_plateau", "no_learning", "slow_convergence"),
+    excludes=(),
+)
+def batch_size_too_small(evidence: Evidence) -> Iterator[Finding]:
+    """So few samples per update that noise swamps the gradient.
+
+    Finds: one or two samples per update in a run that did not learn, while the few recorded ones can be learned.
+    Why it matters: each step follows the noise of its own samples; the steps cancel instead of adding up.
+    Decides by: the rows of the recorded batches, and how far the run came on them. Without a second run with larger
+    batches this is information only.
+    Usual cures: a larger batch, or accumulation over several before each step; a smaller learning rate.
+    """
+    probe = overfit_of(evidence)
+    if probe is None or not 0 < int(probe.fact.get("rows") or 0) <= TINY_BATCH or not probe.failed:
+        return
+    if probe.own.diverged or not probe.own.last < 0.5 * probe.first or int(probe.fact.get("backwards") or 1) > 1:
+        return
+    yield Finding(
+        "batch_size_too_small",
+        Severity.INFO,
+        f"{probe.fact['rows']} sample(s) per update: the run learned nothing that lasts",
+        step=0,
+        source=None,
+        evidence={"samples_per_update": float(probe.fact["rows"]), **numbers(probe)},
+        confidence=0.5,
+        inference="the settings can fit a few samples; over many, single-sample gradients cancel",
+    )
+
+
+@cause(
+    "insufficient_capacity",
+    group="arch",
+    auto="D",
+    explains=("loss_plateau", "underfitting", "no_learning"),
+    excludes=(),
+)
+def insufficient_capacity(evidence: Evidence) -> Iterator[Finding]:
+    """The model cannot fit even a few batches.
+
+    Finds: a model that stays far above zero loss on a handful of recorded batches, at its own rate and at others, with
+    gradients that are not zero.
+    Why it matters: no amount of training helps where the model has no room for the answer.
+    Decides by: a short training on recorded batches at several rates. Noisy labels look the same: information only.
+    Usual cures: a wider or deeper model; fewer bottlenecks; check that the labels can be predicted at all.
+    """
+    probe = overfit_of(evidence)
+    if probe is None or len(probe.arms) < 2 or probe.own.updates < 60 or not probe.fact.get("grad_norm"):
+        return
+    reached = [arm.last for arm in (probe.own, *probe.arms.values()) if not arm.diverged]
+    if not reached or min(reached) < 0.6 * probe.first or min(reached) < 0.8 * probe.final:
+        return
+    yield Finding(
+        "insufficient_capacity",
+        Severity.INFO,
+        "even a handful of batches cannot be learned at any of the rates tried",
+        step=None,
+        evidence={**numbers(probe), "lowest_loss_of_any_rate": float(min(reached))},
+        confidence=0.4,
+        inference="either the model has no room for the answer, or the labels do not follow from the inputs",
+    )

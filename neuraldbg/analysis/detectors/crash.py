@@ -1,0 +1,36 @@
+"""The script raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from neuraldbg.analysis.catalogue import symptom
+from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.records import Finding, Severity
+
+_ON_PURPOSE = ("KeyboardInterrupt", "SystemExit")
+
+
+@symptom("crash")
+def crash(evidence: Evidence) -> Iterator[Finding]:
+    """The script raised.
+
+    Finds: runs that an exception ended.
+    Why it matters: whatever was to be trained or saved afterwards was not.
+    Decides by: the last line of the uncaught exception. Ctrl-C and sys.exit() are no crash.
+    Usual cures: see the cause it is listed under, or the line it names.
+    """
+    error = evidence.run.error
+    if not error or error.startswith(_ON_PURPOSE):
+        return
+    end = evidence.fact("end") or {}
+    step = end.get("steps")
+    yield Finding(
+        "crash",
+        Severity.CRITICAL,
+        f"the script raised {error[:200]}",
+        step=int(step) if isinstance(step, int) else None,
+        source=end.get("error_at"),
+        evidence={"error": error[:400], "updates_before": int(step) if isinstance(step, int) else 0},
+        confidence=0.99,
+    )

@@ -1,0 +1,229 @@
+"""The network as its graph shows it: which activations are flat or dead, which linear maps follow each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuraldbg.capture.torch.evidence.graph_walk import SHAPES, Visit, Walk, saved, walk
+from neuraldbg.capture.torch.stats import measurable
+
+DEEP = 6_000  # operations read below a loss
+FIRST_LOOKS = 12
+LATER = 1.5  # each later look so many times further into the run
+MOST_ELEMENTS = 2**22  # of one activation that is looked at
+MOST_PLACES = 256
+NAMED_UNITS = 16
+WEIGHTED = {"Addmm", "Mm", "Convolution", "MkldnnConvolution", "Linear", "Baddbmm", "MkldnnRnnLayer"}
+BOUNDED = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Hardtanh": None, "Hardsigmoid": None}
+RECTIFIED = {"Relu", "Threshold", "Relu6"}
+OTHER = {"LeakyRelu", "Gelu", "Silu", "Elu", "Selu", "Softplus", "Mish", "Hardswish", "Prelu", "Glu", "LogSigmoid"}
+ACTIVATIONS = {*BOUNDED, *RECTIFIED, *OTHER}
+FLAT = 0.02  # of the range from either end
+NORMALISING = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RmsNorm")
+
+
+@dataclass
+class Place:
+    """One activation in the network, over the looks."""
+
+    op: str
+    site: int | None
+    fed_by: int | None  # site of the layer whose output it takes
+    order: int  # from the loss: 0 is nearest
+    looks: int = 0
+    units: int = 0
+    dead: Tensor | None = None  # units that were zero for every sample of every look
+    stuck: Tensor | None = None  # units in the flat part for every sample of every look
+    flat_share: float | None = None
+
+
+class Network:
+    """Facts `activation` (one per place, again when much has changed and at the end) and `stack` (once per line that
+    calls backward)."""
+
+    def __init__(self, capture: Any) -> None:
+        self.core = capture.core
+        self._looks: dict[int, int] = {}
+        self._next: dict[int, float] = {}
+        self._places: dict[tuple[Any, ...], Place] = {}
+        self.core.take_part("backward_begun", "activations", self._begun)
+        self.core.take_part("ending", "activations", self._end)
+
+    def _begun(self, loss: Tensor | None, source: int) -> None:
+        if loss is None or loss.is_cuda or not self.core.sampling or loss.grad_fn is None:
+            return
+        step, looks = self.core.recorder.step, self._looks.get(source, 0)
+        if looks >= FIRST_LOOKS and step < self._next[source]:
+            return
+        self._looks[source] = looks + 1
+        self._next[source] = max(step, 1) * LATER
+        graph = walk(loss, DEEP)
+        if looks == 0:
+            self._stack(graph, source)
+        self._activations(graph)
+
+    # -- activations -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _activations(self, graph: Walk) -> None:
+        order = 0
+        for visit in graph.visits:
+            if visit.name not in ACTIVATIONS:
+                continue
+            value = _value(visit)
+            order += 1
+            if value is None or not measurable(value) or value.is_cuda or not 0 < value.numel() <= MOST_ELEMENTS:
+                continue
+            fed = graph.past_shapes(graph.operand(visit))
+            fed_by = None if fed is None else fed.layer
+            place = self._place(visit, fed_by, order)
+            if place is not None:
+                self._look(place, visit.name, value, conv=fed is not None and "Convolution" in fed.name)
+
+    def _place(self, visit: Visit, fed_by: int | None, order: int) -> Place | None:
+        key = (visit.name, visit.layer, fed_by, visit.shape and visit.shape[1:])
+        place = self._places.get(key)
+        if place is None and len(self._places) < MOST_PLACES:
+            place = self._places[key] = Place(visit.name, visit.layer, fed_by, order)
+        return place
+
+    def _look(self, place: Place, name: str, value: Tensor, *, conv: bool) -> None:
+        rows = _units_last(value, conv=conv)
+        if rows is None or rows.shape[0] < 2:
+            return
+        place.looks += 1
+        place.units = rows.shape[1]
+        if name in RECTIFIED:
+            _narrow(place, "dead", (rows == 0).all(0))
+        flat = _flat(name, rows)
+        if flat is not None:
+            place.flat_share = float(flat.float().mean())
+            _narrow(place, "stuck", flat.all(0))
+        if place.looks == 1:
+            self._write(place)
+
+    def _end(self) -> None:
+        for place in self._places.values():
+            if place.looks > 1:
+                self._write(place)
+
+    def _write(self, place: Place) -> None:
+        dead = [] if place.dead is None else place.dead.nonzero().flatten().tolist()
+        stuck = [] if place.stuck is None else place.stuck.nonzero().flatten().tolist()
+        self.core.recorder.fact(
+            "activation",
+            op=place.op,
+            site=place.site,
+            fed_by=place.fed_by,
+            order=place.order,
+            looks=place.looks,
+            units=place.units,
+            dead=len(dead) if place.op in RECTIFIED else None,
+            dead_units=dead[:NAMED_UNITS],
+            stuck=len(stuck) if place.flat_share is not None else None,
+            flat_share=place.flat_share,
+        )
+
+    # -- the stack ---------------------------------------------------------------------------------------------------
+
+    def _stack(self, graph: Walk, source: int) -> None:
+        """Weighted layers that take another one's output as it is, and what kinds of operation the network has."""
+        weighted = [visit for visit in graph.visits if visit.name in WEIGHTED]
+        pairs = []
+        readers = Counter(child for visit in graph.visits for child, _ in visit.node.next_functions)
+        for visit in weighted:
+            before = _feeder(graph, visit)
+            if before is None or readers[before.node] > 1:
+                continue  # a skip connection reads it as well
+            if before.layer is not None and before.layer != visit.layer:
+                pairs.append([before.layer, visit.layer, *_widths(before, visit), _attends(visit)])
+        names = {visit.name for visit in graph.visits}
+        self.core.recorder.fact(
+            "stack",
+            source_id=source,
+            weighted=len(weighted),
+            pairs=pairs[:32],
+            activations=sorted(names & ACTIVATIONS),
+            normalised=any(name.startswith(("Native", "Cudnn", *NORMALISING)) and "Norm" in name for name in names),
+            nonlinear=sorted(name for name in names if _bends(name))[:16],
+            complete=len(graph.visits) < DEEP,
+        )
+
+
+def _value(visit: Visit) -> Tensor | None:
+    """What an activation put out, or for those that keep only their input, that."""
+    for name in ("result", "self", "output"):
+        value = saved(visit.node, name)
+        if isinstance(value, Tensor):
+            return value
+    return None
+
+
+def _units_last(value: Tensor, *, conv: bool) -> Tensor | None:
+    """Samples (and positions) in rows, units in columns."""
+    if value.dim() < 2:
+        return None
+    axis = 1 if conv or value.dim() == 4 else value.dim() - 1
+    return value.detach().movedim(axis, -1).reshape(-1, value.shape[axis])
+
+
+def _flat(name: str, rows: Tensor) -> Tensor | None:
+    bounds = BOUNDED.get(name)
+    if bounds is None:
+        return None
+    low, high = bounds
+    margin = FLAT * (high - low)
+    return (rows < low + margin) | (rows > high - margin)
+
+
+def _narrow(place: Place, name: str, now: Tensor) -> None:
+    before = getattr(place, name)
+    setattr(place, name, now if before is None or before.shape != now.shape else before & now)
+
+
+def _feeder(graph: Walk, visit: Visit) -> Visit | None:
+    """The weighted operation whose result this one takes unchanged; None where anything else lies between."""
+    for slot in range(len(visit.node.next_functions)):
+        below = graph.past_shapes(graph.below(visit, slot))
+        if below is not None and below.name in WEIGHTED and below.name != "MkldnnRnnLayer":
+            return below
+    return None
+
+
+def _widths(before: Visit, after: Visit) -> tuple[int | None, int | None]:
+    """Units between the two, and units of the second."""
+    return _width(before), _width(after)
+
+
+def _width(visit: Visit) -> int | None:
+    shape = visit.shape
+    if shape is None or len(shape) < 2:
+        return None
+    return shape[1] if "Convolution" in visit.name else shape[-1]
+
+
+def _attends(visit: Visit, room: int = 12) -> bool:
+    """Whether the result goes on into an attention: projections there follow each other by design."""
+    for above in visit.up():
+        if above.name in ("Bmm", "ScaledDotProductFlashAttentionForCpu", "ScaledDotProductAttention") or (
+            "ScaledDotProduct" in above.name
+        ):
+            return True
+        if above.name not in SHAPES and above.name not in ("Mul", "Div", "Unbind", "Split", "Chunk", "Cat", "Stack"):
+            return False
+        room -= 1
+        if not room:
+            return False
+    return False
+
+
+_LINEAR = {"Addmm", "Mm", "Add", "Sub", "Mean", "Sum", "Neg", "Rsub", "AccumulateGrad", "Convolution", "Bmm"}
+
+
+def _bends(name: str) -> bool:
+    return name not in _LINEAR and name not in SHAPES and name not in ("MseLoss", "NllLoss", "LogSoftmax")

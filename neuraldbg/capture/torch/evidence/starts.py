@@ -1,0 +1,97 @@
+"""How weights start: constant, with equal rows, far too large or too small for their width."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.passes import Pass
+
+MOST_ELEMENTS = 2**22
+MOST_FACTS = 512
+LATER = 10  # updates after which units that started equal are looked at again
+
+
+class Starts:
+    """A fact `start` for each parameter of a model, before its first training pass."""
+
+    def __init__(self, capture: Any) -> None:
+        self.core = capture.core
+        self._seen: set[int] = set()
+        self._written = 0
+        self._equal: dict[int, weakref.ref[Tensor]] = {}  # parameters whose units started as copies of one
+        self.core.take_part("pass_begun", "first weights", self._begun)
+        self.core.take_part("update_done", "first weights", self._updated)
+        self.core.take_part("ending", "first weights", self._look_again)
+
+    def _begun(self, one: Pass, root: Any, *_: Any) -> None:
+        if one.model.site in self._seen or not one.grad or not isinstance(root, nn.Module):
+            return
+        self._seen.add(one.model.site)
+        for name, module in root.named_modules():
+            for own, parameter in module.named_parameters(recurse=False):
+                site = self.core.tree.parameter_site.get(parameter)
+                if site is not None and _readable(parameter) and self._written < MOST_FACTS:
+                    self._written += 1
+                    self._write(site, own, name, module, parameter)
+
+    def _updated(self, *_: Any) -> None:
+        if self._equal and self.core.recorder.step == LATER:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Whether those units have become different since."""
+        for site, ref in self._equal.items():
+            parameter = ref()
+            if parameter is not None and self.core.recorder.step >= LATER:
+                with torch.no_grad():
+                    self.core.recorder.fact("rows_later", site=site, equal=_equal_rows(parameter.detach().float()))
+
+    @torch.no_grad()
+    def _write(self, site: int, own: str, path: str, module: nn.Module, parameter: Tensor) -> None:
+        values = parameter.detach().float()
+        equal = _equal_rows(values)
+        if equal and parameter.requires_grad:
+            self._equal[site] = weakref.ref(parameter)
+        self.core.recorder.fact(
+            "start",
+            site=site,
+            path=path,
+            name=own,
+            layer=type(module).__name__,
+            shape=list(values.shape),
+            trainable=parameter.requires_grad,
+            mean=float(values.mean()),
+            std=float(values.std(unbiased=False)),
+            low=float(values.min()),
+            high=float(values.max()),
+            gain=_gain(values),
+            equal_rows=equal,
+        )
+
+
+def _readable(parameter: Any) -> bool:
+    if torch.nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.device.type != "cpu":
+        return False
+    plain = parameter.layout == torch.strided and parameter.is_floating_point()
+    return bool(plain and 0 < parameter.numel() <= MOST_ELEMENTS)
+
+
+def _gain(values: Tensor) -> float | None:
+    """Root-mean-square weight times the root of the fan-in: 0.58 for torch's Linear, 1 for Xavier, 1.41 for He."""
+    if values.dim() < 2:
+        return None
+    fan_in = values.numel() / values.shape[0]
+    return float(values.square().mean().sqrt()) * math.sqrt(fan_in)
+
+
+def _equal_rows(values: Tensor) -> bool | None:
+    """Whether every unit starts as a copy of the first; None where there is only one."""
+    if values.dim() < 2 or values.shape[0] < 2:
+        return None
+    rows = values.flatten(1)
+    return bool((rows == rows[:1]).all())
