@@ -134,7 +134,12 @@ def _in_place(
 
 def _fixes(one: Finding, evidence: Evidence) -> tuple[Fix, ...]:
     make = cures().get(one.kind)
-    return () if make is None else tuple(make(one, evidence))
+    made = [] if make is None else list(make(one, evidence))
+    entry = catalogue()[one.kind]
+    words = entry.sections.get("Usual cures")
+    if words and entry.sort == "cause":
+        made.append(Fix(words[0].upper() + words[1:], auto=entry.auto or "D"))
+    return tuple(made)
 
 
 def _loudness(symptoms: list[Finding], causes: list[Finding], entries: dict[str, Entry]) -> list[Finding]:

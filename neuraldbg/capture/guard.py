@@ -58,6 +58,29 @@ class Guard:
 
         return decorate
 
+    def inside(self, place: str) -> Callable[[F], F]:
+        """The same for what is only ever called inside of something shielded: 0.3 us instead of 3."""
+        key = (place, None)
+
+        def decorate(observe: F) -> F:
+            @wraps(observe)
+            def call(*args: Any) -> Any:
+                if key in self.broken:
+                    return None
+                try:
+                    return observe(*args)
+                except StoppedOnNaN:
+                    raise
+                except Exception as error:
+                    if self.strict:
+                        raise
+                    self.failed(place, None, error)
+                    return None
+
+            return call  # type: ignore[return-value]
+
+        return decorate
+
     def failed(self, place: str, subject: Any, error: BaseException) -> None:
         self.broken[place, subject] = repr(error)
         what = f"{place} of {subject}" if subject is not None else place

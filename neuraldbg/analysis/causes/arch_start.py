@@ -84,7 +84,7 @@ def _copies(evidence: Evidence) -> Iterator[Finding]:
     yield _finding(
         evidence,
         first,
-        f"all {first.shape[0]} units of {first.layer} start equal{value} and stay equal: the layer has one unit in effect",
+        f"all {first.shape[0]} units of {first.layer} start equal{value} and stay equal: it has one unit in effect",
         {"units": first.shape[0], "layers_with_equal_units": len(equal), "lowest": first.low, "highest": first.high},
         0.97,
         "Units with equal weights get equal gradients; nothing ever tells them apart.",
@@ -162,8 +162,8 @@ def _dead_from_the_start(evidence: Evidence) -> Iterator[Finding]:
             yield _finding(
                 evidence,
                 weight,
-                f"the biases of {weight.layer} start at {bias['mean']:.3g}: {fact['dead']} of {fact['units']} units are dead "
-                "from the first step",
+                f"the biases of {weight.layer} start at {bias['mean']:.3g}: "
+                f"{fact['dead']} of {fact['units']} units are dead from the first step",
                 {"bias": bias["mean"], "dead_units": fact["dead"], "units": fact["units"]},
                 0.93,
                 "A ReLU unit below zero for every sample has no gradient and cannot come back.",

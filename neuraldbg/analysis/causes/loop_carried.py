@@ -25,14 +25,28 @@ FEWEST = 3
 AGAIN = "backward through the graph a second time"
 IN_PLACE = "modified by an inplace operation"
 _NAME = re.compile(r"[A-Za-z_]\w*")
-UNSTABLE = ("oscillating_loss", "diverging_loss", "exploding_gradient", "loss_plateau", "no_learning", "slow_convergence")
+UNSTABLE = (
+    "oscillating_loss",
+    "diverging_loss",
+    "exploding_gradient",
+    "loss_plateau",
+    "no_learning",
+    "slow_convergence",
+)
 
 
 @cause(
     "missing_detach",
     group="loop",
     auto="S",
-    explains=(*UNSTABLE, "parameters_not_in_optimizer", "learning_rate_too_high", "loss_spike", "memory_growth", "crash"),
+    explains=(
+        *UNSTABLE,
+        "parameters_not_in_optimizer",
+        "learning_rate_too_high",
+        "loss_spike",
+        "memory_growth",
+        "crash",
+    ),
 )
 def missing_detach(evidence: Evidence) -> Iterator[Finding]:
     """Gradients leak into a model that should be constant in this step.
@@ -230,7 +244,13 @@ def _carried_numbers(facts: list[Fact]) -> dict[str, Any]:
     "hidden_state_not_detached",
     group="loop",
     auto="S",
-    explains=("crash", "memory_growth", "retained_graph_memory_leak", "exploding_gradient", "missing_gradient_clipping"),
+    explains=(
+        "crash",
+        "memory_growth",
+        "retained_graph_memory_leak",
+        "exploding_gradient",
+        "missing_gradient_clipping",
+    ),
 )
 def hidden_state_not_detached(evidence: Evidence) -> Iterator[Finding]:
     """Recurrent state is carried across steps with its graph.

@@ -9,6 +9,7 @@ from neuraldbg.analysis.causes.loop_reading import (
     STUCK,
     STUCK_CAUSES,
     Fact,
+    deepest_layer,
     latest,
     models_of,
     parameters_owned,
@@ -79,18 +80,21 @@ def missing_zero_grad(evidence: Evidence) -> Iterator[Finding]:
         said = "is never called" if not calls else "does not run before every backward"
         if not calls and others:
             said = "is never called for it (only for something else)"
+        part = len(stepping(evidence)) > 1 and sorted(parameters_owned(evidence).get(site, ()))
         yield Finding(
             "missing_zero_grad",
             Severity.CRITICAL if stale >= 0.6 * (stale + fresh) else Severity.WARNING,
             f"{name}.zero_grad() {said}: each {name}.step() applies the gradients of earlier batches again",
             step=flow["first"]["stale"],
-            source=evidence.line_of(Call.STEP, site=site),
+            layer=deepest_layer(evidence, part) if part else None,
+            source=evidence.line_of(Call.ZERO_GRAD) or evidence.line_of(Call.BACKWARD),
             evidence={
                 "optimizer": name,
                 "zero_grad_calls": calls,
                 "updates_with_old_gradients": stale,
                 "updates_looked_at": stale + fresh,
                 "backward_line": evidence.line_of(Call.BACKWARD) or "unknown",
+                "step_line": evidence.line_of(Call.STEP, site=site) or "unknown",
             },
             confidence=0.97,
             inference="gradients add up from batch to batch, so steps grow and point at old data",
@@ -115,7 +119,7 @@ def _stale_on_device(evidence: Evidence) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{name}.zero_grad() is never called: each {name}.step() applies the gradients of earlier batches again",
             step=int(rows["step"][0]),
-            source=evidence.line_of(Call.STEP),
+            source=evidence.line_of(Call.BACKWARD),
             evidence={"optimizer": name, "zero_grad_calls": 0, "backwards_with_old_gradients": share},
             confidence=0.95,
             inference="gradients add up from batch to batch, so steps grow and point at old data",

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.loop_reading import (
-    CUT,
     NO_GRAD,
     STUCK,
     STUCK_CAUSES,
     Fact,
     above,
-    between,
+    anywhere,
+    cut_between,
     error_of,
     listed,
     loaded_before_training,
@@ -27,7 +27,6 @@ from neuraldbg.records import Call, Finding, Severity
 FEWEST = 3
 LARGE = 0.3
 _NO_GRAPH = "does not require grad"
-_ASSIGNED = re.compile(r"^\s*loss\w*\s*=|\w*loss\w*\s*=")
 
 
 def _loss_cuts(evidence: Evidence) -> list[Fact]:
@@ -106,7 +105,7 @@ def detached_graph(evidence: Evidence) -> Iterator[Finding]:
 def _cut_at_loss(evidence: Evidence, fact: Fact) -> Finding:
     backward = evidence.source(fact["source_id"])
     passed = evidence.line_of(Call.PASS)
-    line = between(evidence, passed, backward, CUT) or backward
+    line = cut_between(evidence, passed, backward) or _built_anew(evidence) or backward
     crashed = not fact["requires_grad"]
     return Finding(
         "detached_graph",
@@ -126,6 +125,11 @@ def _cut_at_loss(evidence: Evidence, fact: Fact) -> Finding:
     )
 
 
+def _built_anew(evidence: Evidence) -> str | None:
+    """A loss put together in a function of its own."""
+    return anywhere(evidence, re.compile(r"loss.*torch\.tensor\(|total.*torch\.tensor\(|torch\.tensor\(.*loss"))
+
+
 def _cut_between(evidence: Evidence, fact: Fact, layers: list[int]) -> Finding:
     before, after = fact["before"], fact["after"]
     share = _share(evidence, layers, fact)
@@ -133,10 +137,6 @@ def _cut_between(evidence: Evidence, fact: Fact, layers: list[int]) -> Finding:
     behind = evidence.name(after)
     line = _cut_line(evidence, before, after)
     where = f"{behind} is fed a tensor without a graph" if behind else "what the model returns has no graph"
-    if not fact["shares_memory"]:
-        sure = 0.9
-    else:
-        sure = 0.97
     return Finding(
         "detached_graph",
         _severity(share),
@@ -152,26 +152,34 @@ def _cut_between(evidence: Evidence, fact: Fact, layers: list[int]) -> Finding:
             "same_memory": str(bool(fact["shares_memory"])),
             "text": text_at(evidence, line).strip()[:120],
         },
-        confidence=sure,
+        confidence=0.97 if fact["shares_memory"] else 0.92,
         inference="the forward reaches these layers, the backward does not",
     )
 
 
 def _cut_line(evidence: Evidence, before: int | None, after: int | None) -> str | None:
-    """From where the layer before is called to where the one after is; else the latter."""
-    first = evidence.sites[before].source if before in evidence.sites else None
-    last = evidence.sites[after].source if after in evidence.sites else None
-    if last is None:
-        found = evidence.line_of(Call.PASS)
-        start = place(first)
-        limit = None if start is None else f"{start.file}:{start.line + 12}"
-        return between(evidence, first, limit, CUT) or _after_pass(evidence, found) or first
-    caller = evidence.line_of(Call.PASS)
-    return between(evidence, first, last, CUT) or _after_pass(evidence, caller) or last
+    """From where the last layer before the cut is called to where the first one after it is; of nested layers the
+    outermost that differ. Else the calls in the training loop."""
+    first, last = _parted(evidence, before, after)
+    start = place(first)
+    if last is None and start is not None:
+        last = f"{start.file}:{start.line + 12}"
+    loop = cut_between(evidence, evidence.line_of(Call.PASS), evidence.line_of(Call.BACKWARD))
+    return cut_between(evidence, first, last) or loop or last or first
 
 
-def _after_pass(evidence: Evidence, passed: str | None) -> str | None:
-    return between(evidence, passed, evidence.line_of(Call.BACKWARD), CUT)
+def _parted(evidence: Evidence, before: int | None, after: int | None) -> tuple[str | None, str | None]:
+    """The lines that call two layers, or the outermost containers that hold only one of them."""
+    one, other = evidence.sites.get(before or -1), evidence.sites.get(after or -1)
+    if one is None or other is None or one.model != other.model:
+        return (one.source if one else None), (other.source if other else None)
+    depth = 0
+    parts = one.path.split("."), other.path.split(".")
+    while depth < min(map(len, parts)) - 1 and parts[0][depth] == parts[1][depth]:
+        depth += 1
+    tops = [".".join(part[: depth + 1]) for part in parts]
+    lines = {site.path: site.source for site in evidence.sites.values() if site.model == one.model}
+    return lines.get(tops[0]) or one.source, lines.get(tops[1]) or other.source
 
 
 @cause(

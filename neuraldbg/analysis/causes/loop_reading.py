@@ -16,9 +16,8 @@ from neuraldbg.records import Call, SiteKind
 from neuraldbg.trace.tables import CALL_CODE
 
 Fact = dict[str, Any]
-CUT = re.compile(
-    r"\.detach\(\)|\.data\b|\.item\(\)|\.numpy\(\)|\.tolist\(\)|torch\.tensor\(|as_tensor\(|from_numpy\(|np\.|requires_grad"
-)
+CUT = re.compile(r"\.detach\(\)|\.data\b|\.numpy\(\)|\.tolist\(\)|torch\.tensor\(|as_tensor\(|from_numpy\(|Variable\(")
+WEAK_CUT = re.compile(r"\.item\(\)|\bfloat\(|\bnp\.|requires_grad")
 NO_GRAD = re.compile(r"no_grad|inference_mode|set_grad_enabled\(\s*False|set_grad_enabled\(mode=False")
 # symptoms of a network that does not learn at all
 STUCK = (
@@ -84,7 +83,9 @@ def main_optimizer(evidence: Evidence) -> int | None:
 
 def models_of(evidence: Evidence, optimizer: int) -> set[int]:
     owned = parameters_owned(evidence).get(optimizer, set())
-    return {site.model for number in owned if (site := evidence.sites.get(number)) is not None and site.model is not None}
+    return {
+        site.model for number in owned if (site := evidence.sites.get(number)) is not None and site.model is not None
+    }
 
 
 def deepest_layer(evidence: Evidence, parameters: Iterable[int]) -> str | None:
@@ -147,7 +148,7 @@ def text_at(evidence: Evidence, source: str | None) -> str:
 
 
 def between(evidence: Evidence, first: str | None, last: str | None, wanted: re.Pattern[str]) -> str | None:
-    """The last line from `first` to `last` (same file) that matches, comments left aside."""
+    """The first line from `first` to `last` (same file) that matches, comments left aside."""
     begin, end = place(first), place(last)
     if begin is None or end is None or begin.file != end.file:
         return None
@@ -155,10 +156,14 @@ def between(evidence: Evidence, first: str | None, last: str | None, wanted: re.
     if high - low > 60:
         return None
     lines = _lines(evidence, end.file)
-    for number in range(min(high, len(lines)), low - 1, -1):
+    for number in range(low, min(high, len(lines)) + 1):
         if wanted.search(lines[number - 1].partition("#")[0]):
             return str(Place(end.file, number))
     return None
+
+
+def cut_between(evidence: Evidence, first: str | None, last: str | None) -> str | None:
+    return between(evidence, first, last, CUT) or between(evidence, first, last, WEAK_CUT)
 
 
 def above(evidence: Evidence, source: str | None, wanted: re.Pattern[str], reach: int = 40) -> str | None:

@@ -34,7 +34,11 @@ def memory_growth(evidence: Evidence) -> Iterator[Finding]:
             Severity.INFO,
             f"memory on the {where} rose by {rise / 2**20:.0f} MB over {steps} updates",
             step=_SETTLED,
-            evidence={"rise_mb": round(rise / 2**20, 1), "updates": steps, "per_update_kb": round(rise / steps / 2**10, 2)},
+            evidence={
+                "rise_mb": round(rise / 2**20, 1),
+                "updates": steps,
+                "per_update_kb": round(rise / steps / 2**10, 2),
+            },
             confidence=0.5,
         )
         return

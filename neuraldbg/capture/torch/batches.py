@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -24,6 +25,7 @@ class BatchWatch:
         self._sites: IdentityTable[int] = IdentityTable()  # loader -> site
         self._site_of: IdentityTable[int] = IdentityTable()  # iterator -> site
         self._known: dict[tuple[Any, ...], int] = {}
+        self.iterators: Counter[int] = Counter()  # site -> times the loader was begun
         self._begun = core.guard.shield("loaders")(self._iterating)
         self._seen = core.guard.shield("batches")(self._batch)
 
@@ -45,6 +47,7 @@ class BatchWatch:
         if site is None:
             site = self._sites[loader] = self._introduce(loader)
         self._site_of[iterator] = site
+        self.iterators[site] += 1
 
     def wrap_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -94,5 +97,8 @@ class BatchWatch:
             batch_size=loader.batch_size,
             length=None if streaming else attempt(lambda: len(loader.dataset)),
             shuffled=None if streaming else not isinstance(loader.sampler, SequentialSampler),
+            sampler=type(loader.sampler).__name__,
+            batch_sampler=type(loader.batch_sampler).__name__,
+            replacement=bool(getattr(loader.sampler, "replacement", False)),
         )
         return site

@@ -81,7 +81,8 @@ class Core:
 
     def take_part(self, moment: str, place: str, notice: Callable[..., None]) -> None:
         """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave."""
-        getattr(self.moments, moment).append(self.guard.shield(place)(notice))
+        guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
+        getattr(self.moments, moment).append(guard(notice))
 
     @property
     def sampling(self) -> bool:

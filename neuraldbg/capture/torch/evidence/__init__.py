@@ -29,6 +29,7 @@ WATCHERS: tuple[str, ...] = (
     "network:Network",
     "starts:Starts",
     "accumulation:AccumulationWindows",
+    "data:DataEvidence",
 )
 
 

@@ -1,7 +1,7 @@
 """Whose gradients an update applies: cleared since the last one or not, filled by which backward lines, or empty.
 
 By value and not by counting calls: zero_grad on another optimizer, `.grad = None` by hand and a decay of old gradients
-all show as what they are. Gradients on a device are not read; there the set of None and an earlier zero_grad decide.
+all show as what they are. Gradients on a device are not read: that would wait for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ FOLLOWED = 16  # optimizers
 _PROBED = 4  # parameters of each whose gradients are looked at
 _LARGEST = 2**20  # elements of a gradient that is
 _WRITTEN_AT = (3, 20)
+_NEVER_STEPPED_AT = (10, 50, 250)
 _HEAD = 64  # elements of a parameter by which it is seen to move
 Norms = tuple[float, ...]
 
@@ -116,6 +117,8 @@ class GradientFlow:
                     flow.content.append((self._source, flow.updates))
                     del flow.content[:-64]
                 flow.inside += self.core.local.in_step is optimizer
+                if flow.updates == 0 and flow.reached in _NEVER_STEPPED_AT:  # it may be gone at the end
+                    self._write(self._updates.known(optimizer).site, flow)
             flow.last = norms
 
     # -- updates -----------------------------------------------------------------------------------------------------

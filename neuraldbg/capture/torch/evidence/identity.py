@@ -51,6 +51,7 @@ class Ownership:
         self._capture = capture
         self._had_gradient: IdentityTable[bool] = IdentityTable()
         self._was_trained: IdentityTable[bool] = IdentityTable()  # owned by an optimizer that has stepped
+        self._was_owned: IdentityTable[bool] = IdentityTable()  # by an optimizer that may be gone
         self._given: IdentityTable[bool] = IdentityTable()  # values came from load_state_dict
         self._first: IdentityTable[tuple[int, Tensor | None]] = IdentityTable()  # version and first elements
         self._stepped: IdentityTable[bool] = IdentityTable()
@@ -113,6 +114,7 @@ class Ownership:
             for optimizer, _ in table.items():
                 for parameter in owned(optimizer):
                     found[id(parameter)] = optimizer
+                    self._was_owned[parameter] = True
         return found
 
     def _classify(self, share: Share, module: nn.Module, one: tuple[str, Tensor], owners: dict[int, Optimizer]) -> None:
@@ -130,7 +132,7 @@ class Ownership:
                 share.frozen_fresh_elements += size
             return
         share.trainable_elements += size
-        if id(parameter) in owners or parameter in self._was_trained:  # by an optimizer that may be gone
+        if id(parameter) in owners or parameter in self._was_owned:
             share.owned_elements += size
         elif self._gets_gradients(parameter):
             share.unowned.append(site)

@@ -1,0 +1,109 @@
+"""Where a patch goes: the file and statement a finding points at."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.fixes.editing import Script, called
+from neuraldbg.analysis.places import split
+from neuraldbg.records import Call, Finding, Fix
+
+LOSSES = (
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+)
+
+
+def script_at(evidence: Evidence, source: str | None) -> tuple[Script, int] | None:
+    """The user's file that a source line is in, as it was; None where it was not kept."""
+    place = split(source)
+    if place is None:
+        return None
+    text = evidence.text(place[0])
+    return None if text is None else (Script(place[0], text), place[1])
+
+
+def at(finding: Finding, evidence: Evidence) -> tuple[Script, int] | None:
+    return script_at(evidence, finding.source)
+
+
+def line_of(evidence: Evidence, call: Call, *, site: int | None = None) -> tuple[Script, int] | None:
+    """Where the script makes a call of the ledger."""
+    return script_at(evidence, evidence.line_of(call, site=site))
+
+
+def offered(title: str, auto: str, script: Script, changed: str | None) -> Iterator[Fix]:
+    """A fix with its patch, where the edit could be made."""
+    patch = script.diff(changed)
+    if patch is not None:
+        yield Fix(title, patch, auto)
+
+
+def every_script(evidence: Evidence) -> list[Script]:
+    return [Script(fact["file"], fact["text"]) for fact in evidence.facts("source_file")]
+
+
+def optimizer_calls(script: Script, kinds: set[str]) -> list[ast.Call]:
+    """Calls that make an optimizer of one of the classes."""
+    return script.calls(*kinds)
+
+
+def number(node: ast.expr | None) -> float | None:
+    """A literal number; None for anything computed elsewhere."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = number(node.operand)
+        return None if inner is None else -inner
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return float(node.value)
+    return None
+
+
+def assigned_number(script: Script, node: ast.expr | None) -> ast.expr | None:
+    """The literal behind an expression: itself, or what a name was assigned once in the file."""
+    if number(node) is not None:
+        return node
+    if not isinstance(node, ast.Name):
+        return None
+    values = [
+        each.value
+        for each in script.nodes(ast.Assign)
+        if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
+    ]
+    return values[0] if len(values) == 1 and number(values[0]) is not None else None
+
+
+def only(nodes: list[ast.Call], accept: Callable[[ast.Call], bool] = lambda _: True) -> ast.Call | None:
+    """The one call that fits; None where there are several or none."""
+    fitting = [node for node in nodes if accept(node)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def method_of(node: ast.Call) -> str | None:
+    """`x` of `x.log()`; None for a plain function."""
+    if isinstance(node.func, ast.Attribute):
+        return ast.unparse(node.func.value)
+    return None
+
+
+def is_module_call(node: ast.Call) -> bool:
+    """`torch.log(x)`, `F.softmax(x)`: a function of a module and not a method of a tensor."""
+    owner = method_of(node)
+    return owner in ("torch", "F", "nn.functional", "torch.nn.functional", "functional", "np", "math")
+
+
+def named(node: ast.AST, *names: str) -> bool:
+    return called(node) in names
+
+
+def write(value: float) -> str:
+    """A number as a person writes it."""
+    return f"{value:.3g}"

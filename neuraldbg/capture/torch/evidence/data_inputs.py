@@ -1,0 +1,169 @@
+"""How large the numbers are that enter a network: per feature at its first layers, and the largest of every batch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.evidence.rows import Array, as_array
+from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.stats import measurable
+from neuraldbg.capture.torch.tree import Layer
+
+LOOKS = 3  # at each first layer
+MOST_LAYERS = 16
+MOST_ELEMENTS = 2**18
+PEAK_ELEMENTS = 2**15  # of an input that is looked through on every step; of larger ones so many, evenly spread
+SERIES = 4  # models
+SPIKE = 3.0  # times the usual loss: the whole input is looked through
+CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FIRST = (nn.Linear, *CONV, nn.RNNBase, nn.RNNCellBase, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
+
+
+class Inputs:
+    """A fact `entry_layer` for each layer that takes data as it comes (no trained layer before it) and the series
+    `input_peak` (`input_peak.NAME` of further models): the largest magnitude of each training batch."""
+
+    def __init__(self, capture: Any) -> None:
+        self.core = capture.core
+        self._looks: dict[int, int] = {}
+        self._series: dict[int, str] = {}
+        self._large: list[tuple[weakref.ref[Tensor], str]] = []  # inputs of this step of which only a part was read
+        self._losses: deque[float] = deque(maxlen=32)
+        for moment, notice in (
+            ("layer_run", self._layer_run),
+            ("pass_begun", self._pass_begun),
+            ("backward_begun", self._backward_begun),
+            ("update_done", self._update_done),
+        ):
+            self.core.take_part(moment, "inputs", notice)
+
+    # -- the largest of a batch ----------------------------------------------------------------------------------------
+
+    def _pass_begun(self, one: Pass, _root: Any, args: Any, kwargs: Any) -> None:
+        if not one.grad or self.core.budget.share == 0.0:
+            return
+        tensor = next((t for t in tensors((args, kwargs)) if t.is_floating_point() and t.dim() > 1), None)
+        if tensor is None or tensor.requires_grad or not tensor.numel():
+            return
+        series = self._series.get(one.model.site)
+        if series is None:
+            if len(self._series) >= SERIES:
+                return
+            series = f"input_peak.{one.model.name}" if self._series else "input_peak"
+            self._series[one.model.site] = series
+        if tensor.device.type == "cpu":
+            self._peak(tensor, series)
+        elif self.core.sampling and measurable(tensor) and tensor.layout == torch.strided:
+            self._device_peak(tensor, series)
+
+    def _peak(self, tensor: Tensor, series: str) -> None:
+        array = as_array(tensor)
+        if array is None or array.dtype.kind != "f":
+            return
+        if array.size > PEAK_ELEMENTS:
+            self._large.append((weakref.ref(tensor), series))
+            array = array.reshape(-1)[:: array.size // PEAK_ELEMENTS] if tensor.is_contiguous() else array[:1]
+        self._write_peak(array, series)
+
+    def _write_peak(self, array: Array, series: str) -> None:
+        peak = max(float(array.max()), -float(array.min()))
+        if math.isfinite(peak):
+            self.core.recorder.scalar(series, peak)
+
+    @torch.no_grad()
+    def _device_peak(self, tensor: Tensor, series: str) -> None:
+        recorder, step = self.core.recorder, self.core.recorder.step
+        peak = tensor.detach().abs().amax()
+        self.core.device.scalar(peak, lambda value: recorder.scalar(series, value, step=step))
+
+    def _backward_begun(self, *_: Any) -> None:
+        loss = self.core.recorder.latest.get("loss")
+        if loss is None:
+            return
+        if self._large and len(self._losses) >= 8 and not loss <= SPIKE * statistics.median(self._losses):
+            for ref, series in self._large[-4:]:
+                tensor = ref()
+                array = None if tensor is None else as_array(tensor)
+                if array is not None:
+                    self._write_peak(array, series)
+        if math.isfinite(loss):
+            self._losses.append(loss)
+
+    def _update_done(self, *_: Any) -> None:
+        self._large.clear()
+
+    # -- first layers --------------------------------------------------------------------------------------------------
+
+    def _layer_run(self, module: Any, layer: Layer, one: Pass, values: Any) -> None:
+        """Of several layers that take the same data each has a fact of its own."""
+        if not one.grad or not isinstance(module, FIRST):
+            return
+        looks = self._looks.get(layer.site, 0)
+        if looks >= LOOKS or (looks == 0 and len(self._looks) >= MOST_LAYERS):
+            return
+        tensor = next((t for t in tensors(values[:2]) if t.is_floating_point() and t.dim() > 1), None)
+        if tensor is None or tensor.requires_grad or not any(p.requires_grad for p in module.parameters()):
+            return
+        array = as_array(tensor)
+        output = next((as_array(t) for t in tensors(values[2])), None)
+        if array is None or array.dtype.kind != "f" or array.size < 2 or output is None:
+            return
+        self._looks[layer.site] = looks + 1
+        features = _features(array, 1 if isinstance(module, CONV) else array.ndim - 1)
+        if len(features) < 2 or not np.isfinite(features).all():
+            return
+        kind = type(module).__name__
+        self.core.recorder.fact(
+            "entry_layer",
+            site=layer.site,
+            layer=kind,
+            normalises="Norm" in kind,
+            look=looks + 1,
+            out_rms=_rms(output),
+            **_scales(features),
+        )
+
+
+def _features(array: Array, axis: int) -> Array:
+    """Samples and positions in rows, features in columns; of very many rows so many, evenly spread."""
+    rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+    most = max(2, MOST_ELEMENTS // rows.shape[1])
+    found: Array = rows[:: max(1, len(rows) // most)].astype(np.float64)
+    return found
+
+
+def _scales(features: Array) -> dict[str, Any]:
+    mean, std = features.mean(0), features.std(0)
+    varying = std > 1e-7 * np.abs(mean) + 1e-30
+    rms = np.sqrt((features * features).mean(0))
+    some = bool(varying.any())
+    values = np.unique(features[:256])
+    return {
+        "features": int(features.shape[1]),
+        "constant": int((~varying).sum()),
+        "rms": float(np.sqrt((features * features).mean())),
+        "typical_rms": float(np.median(rms[varying])) if some else float(np.median(rms)),
+        "largest_rms": float(rms.max()),
+        "largest_at": int(rms.argmax()),
+        "largest_std": float(std.max()),
+        "smallest_std": float(std[varying].min()) if some else 0.0,
+        "smallest_at": int(np.flatnonzero(varying)[std[varying].argmin()]) if some else 0,
+        "offset": float((np.abs(mean[varying]) / std[varying]).max()) if some else 0.0,
+        "peak": float(np.abs(features).max()),
+        "zero_share": float((features == 0).mean()),
+        "values": int(min(len(values), 1000)),
+        "whole": bool(np.array_equal(values, np.floor(values))),
+    }
+
+
+def _rms(array: Array) -> float | None:
+    value = float(np.sqrt(np.mean(np.square(array[:4096], dtype=np.float64)))) if array.dtype.kind == "f" else math.nan
+    return value if math.isfinite(value) else None

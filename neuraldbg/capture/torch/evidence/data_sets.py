@@ -1,0 +1,284 @@
+"""Which data set the training batches are drawn from: a variable of the user's that holds their rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.torch.evidence.data_search import arrays_in_sight
+from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array, bytes_of, joined, keys_of
+from neuraldbg.capture.torch.passes import Pass, tensors
+
+SEARCHES = (0, 1, 3, 8)  # training passes at whose beginning the user's variables are looked through
+SET_BYTES = 64 * 2**20  # of one candidate
+SEARCH_BYTES = 96 * 2**20  # of all of them, in one search
+ROW_BYTES = 16 * 2**20  # of training batches whose rows are remembered
+MOST_ROWS = 500_000
+FOLLOWED = 128  # batches whose places in the data set are looked up
+TRIES = 4  # losses whose targets are looked for among the variables
+EVAL_ROWS = 16  # of an evaluation batch that are compared with the training rows
+
+
+@dataclass
+class Found:
+    """The data set, as numbers: nothing of the user's is held."""
+
+    name: str
+    rows: int
+    keys: Keys  # sorted
+    order: NDArray[np.int64]  # place of each key in the set
+    own_keys: Keys  # in the order of the set
+    batch: int
+    whole_named: str | None  # a variable that is exactly the batch
+    target_name: str | None = None
+    aligned: bool | None = None
+    tries: int = 0
+    followed: int = 0
+    in_order: int = 0
+    foreign: int = 0  # followed batches with rows from elsewhere
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def distinct(self) -> int:
+        return int((np.diff(self.keys) != 0).sum()) + 1
+
+    def places(self, keys: Keys) -> NDArray[np.int64] | None:
+        """Where the rows lie in the set; None when one of them is not in it."""
+        at = np.searchsorted(self.keys, keys).clip(max=self.rows - 1)
+        return self.order[at] if bool((self.keys[at] == keys).all()) else None
+
+
+class DataSets:
+    """A fact `data_set` when one is found, again when its targets are known, and at the end."""
+
+    def __init__(self, capture: Any) -> None:
+        self.core = capture.core
+        self.found: Found | None = None
+        self.trained: set[int] = set()  # keys of rows that were trained on
+        self.rows_seen = 0
+        self.repeated = 0  # of them, those that had been trained on before
+        self.complete = True  # every row trained on is among them
+        self._passes = 0
+        self._pending: list[tuple[Pass, Keys]] = []
+        self._places: tuple[int, NDArray[np.int64]] | None = None  # of the current step's batch
+        self.evaluated_on_trained: float | None = None  # share of the last evaluation batch's rows
+        self._room = ROW_BYTES
+        for moment, notice in (
+            ("pass_begun", self._pass_begun),
+            ("update_done", self._update_done),
+            ("ending", self._write),
+        ):
+            self.core.take_part(moment, "data sets", notice)
+
+    # -- passes ------------------------------------------------------------------------------------------------------
+
+    def _pass_begun(self, one: Pass, _root: Any, args: Any, kwargs: Any) -> None:
+        if self.core.budget.share == 0.0:
+            return
+        if not one.grad:
+            self._evaluation(args, kwargs)
+            return
+        searching = self.found is None and self._passes in SEARCHES
+        self._passes += 1
+        following = self.found is not None and (self.found.followed < FOLLOWED or self.found.target_name is None)
+        if self._room <= 0 and not searching and not following:
+            self.complete = False
+            return
+        batch = _first_batch(args, kwargs)
+        keys = None if batch is None or bytes_of(batch) > ROW_BYTES // 4 else keys_of(batch)
+        if batch is None or keys is None:
+            return
+        self._room -= bytes_of(batch)
+        self._pending.append((one, keys))
+        if searching:
+            self._search(batch, keys)
+        if self.found is not None:
+            self._follow(self.found, keys, one.step)
+
+    def _evaluation(self, args: Any, kwargs: Any) -> None:
+        """Whether the rows of an evaluation are among those trained on."""
+        self.evaluated_on_trained = None
+        batch = _first_batch(args, kwargs) if self.trained else None
+        if batch is None:
+            return
+        keys = keys_of(batch[:: max(1, len(batch) // EVAL_ROWS)][: EVAL_ROWS + 1])
+        if keys is not None:
+            self.evaluated_on_trained = sum(key in self.trained for key in keys.tolist()) / len(keys)
+
+    def _update_done(self, *_: Any) -> None:
+        """Only what a gradient came back to was trained on."""
+        for one, keys in self._pending:
+            if one.trained and len(self.trained) < MOST_ROWS:
+                known = keys.tolist()
+                self.repeated += sum(key in self.trained for key in known)
+                self.rows_seen += len(known)
+                self.trained.update(known)
+        self._pending.clear()
+
+    # -- searching -----------------------------------------------------------------------------------------------------
+
+    def _search(self, batch: Array, keys: Keys) -> None:
+        fitting: list[tuple[str, Keys, Array]] = []
+        whole = None
+        room = SEARCH_BYTES
+        for name, value in arrays_in_sight(self.core.recorder.frames.user_frames()):
+            array = attempt(partial(_fitting, value, batch))
+            if array is None or room < bytes_of(array):
+                continue
+            room -= bytes_of(array)
+            own = keys_of(array)
+            if own is None or not np.isin(keys, own).all():
+                continue
+            if len(own) == len(batch):
+                whole = whole or name
+            else:
+                fitting.append((name, own, array))
+        if not fitting and whole is None:
+            return
+        name, own, array = min(fitting, default=(whole or "", keys, batch), key=lambda one: len(one[1]))
+        order = np.argsort(own, kind="stable")
+        self.found = found = Found(name, len(own), own[order], order, own, len(batch), whole)
+        if found.distinct < found.rows:
+            found.facts["chance_pairs"] = expected_pairs(array)
+        self._write()
+
+    def _follow(self, found: Found, keys: Keys, step: int) -> None:
+        places = found.places(keys)
+        self._places = None if places is None else (step, places)
+        if found.followed < FOLLOWED:
+            found.followed += 1
+            found.foreign += places is None
+            found.in_order += places is not None and len(places) > 1 and bool((np.diff(places) == 1).all())
+
+    # -- targets -------------------------------------------------------------------------------------------------------
+
+    def loss_called(self, target: Tensor) -> None:
+        """The targets of the batch whose places are known: is there a variable that holds them at these places?"""
+        found = self.found
+        if found is None or found.target_name is not None or found.tries >= TRIES or self._places is None:
+            return
+        step, places = self._places
+        array = as_array(target)
+        if step != self.core.recorder.step or array is None or len(array) != len(places):
+            return
+        found.tries += 1
+        self._match(found, array, places)
+        self._write()
+
+    def _match(self, found: Found, target: Array, places: NDArray[np.int64]) -> None:
+        others = []
+        for name, value in arrays_in_sight(self.core.recorder.frames.user_frames()):
+            array = attempt(partial(_targets, value, target, found.rows))
+            if array is None:
+                continue
+            if np.array_equal(array[places].reshape(-1), target.reshape(-1)):
+                found.target_name, found.aligned = name, True
+                keys = keys_of(array)
+                both = found.own_keys if keys is None else joined([found.own_keys, keys])
+                found.facts |= {"distinct_pairs": len(np.unique(both)), **_of_targets(array)}
+                if "chance_pairs" in found.facts:
+                    found.facts["chance_pairs"] *= 2 * expected_pairs(array) / found.rows**2
+                return
+            if name != found.name and np.isin(target.reshape(-1)[:64], array.reshape(-1)).all():
+                others.append(name)
+        found.aligned = False if others else None
+        found.facts["other_targets"] = others[:4]
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        found = self.found
+        if found is None:
+            if self.rows_seen:
+                self.core.recorder.fact("data_set", name=None, **self._counts())
+            return
+        self.core.recorder.fact(
+            "data_set",
+            name=found.name,
+            rows=found.rows,
+            batch=found.batch,
+            distinct=found.distinct,
+            period=_period(found.own_keys),
+            whole_named=found.whole_named,
+            target=found.target_name,
+            aligned=found.aligned,
+            followed=found.followed,
+            in_order=found.in_order,
+            foreign=found.foreign,
+            **found.facts,
+            **self._counts(),
+        )
+
+    def _counts(self) -> dict[str, Any]:
+        return {
+            "rows_seen": self.rows_seen,
+            "distinct_seen": len(self.trained),
+            "repeated": self.repeated,
+            "complete": self.complete,
+        }
+
+
+def _first_batch(args: Any, kwargs: Any) -> Array | None:
+    """The first input with several elements per row."""
+    for tensor in tensors((args, kwargs)):
+        if tensor.dim() >= 1 and tensor.numel() > 1:
+            return as_array(tensor)
+    return None
+
+
+def _fitting(value: Any, batch: Array) -> Array | None:
+    """A variable as an array with rows like those of the batch; None when it cannot hold them."""
+    array = as_array(value)
+    if array is None or array.ndim == 0 or len(array) < len(batch) or array.nbytes > SET_BYTES or not len(batch):
+        return None
+    if array.size // len(array) != batch.size // len(batch):
+        return None
+    if array.dtype != batch.dtype:
+        return array.astype(batch.dtype) if array.nbytes <= SET_BYTES // 4 else None
+    return array
+
+
+def _targets(value: Any, target: Array, rows: int) -> Array | None:
+    array = as_array(value)
+    if array is None or len(array) != rows or array.size // rows != target.size // len(target):
+        return None
+    return array.astype(target.dtype) if array.dtype != target.dtype else array
+
+
+def _of_targets(array: Array) -> dict[str, Any]:
+    """Whether the set is ordered by its targets."""
+    flat = array.reshape(len(array), -1)
+    if flat.shape[1] != 1 or len(flat) < 8:
+        return {}
+    values = flat[:, 0]
+    kinds = len(np.unique(values))
+    steps = np.diff(values.astype(np.float64))
+    ordered = bool((steps >= 0).all() or (steps <= 0).all())
+    return {"target_values": kinds, "target_changes": int((steps != 0).sum()), "target_sorted": ordered and kinds > 1}
+
+
+def _period(keys: Keys) -> int | None:
+    """Rows after which the set repeats itself from its first to its last row; None when it does not."""
+    again = np.flatnonzero(keys[1:] == keys[0])
+    for at in (again[:4] + 1).tolist():
+        if len(keys) >= 2 * at and bool((keys[at:] == keys[:-at]).all()):
+            return int(at)
+    return None
+
+
+def expected_pairs(array: Array, columns: int = 64) -> float:
+    """How many pairs of equal rows chance would give, were the columns independent of each other."""
+    flat = array.reshape(len(array), -1)
+    rows = len(flat)
+    log_same = 0.0
+    for at in range(0, flat.shape[1], max(1, flat.shape[1] // columns)):
+        _, counts = np.unique(flat[:, at], return_counts=True)
+        log_same += math.log(float((counts / rows) @ (counts / rows)))
+    return 0.5 * rows * rows * math.exp(log_same)
