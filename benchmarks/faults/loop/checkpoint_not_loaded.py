@@ -42,7 +42,8 @@ def pretrain(path):
         opt.zero_grad()
         loss.backward()
         opt.step()
-    print(f"pretraining done, loss {loss.item():.4f}")
+        if step % 100 == 0:
+            print(f"pretrain step {step} loss {loss.item():.4f}")
     torch.save(model.state_dict(), path)
 
 

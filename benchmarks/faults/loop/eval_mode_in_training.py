@@ -34,14 +34,14 @@ def main():
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model.train()
-    for epoch in range(25):
+    for epoch in range(40):
         for xb, yb in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(xb), yb)
             loss.backward()
             optimizer.step()
         val_loss, val_acc = evaluate(model, x[240:], y[240:])
-        if epoch % 4 == 0:
+        if epoch % 5 == 0:
             print(f"epoch {epoch} train {loss.item():.4f} val {val_loss:.4f} acc {val_acc:.3f}")
     print(f"final val_loss {val_loss:.4f}")
 

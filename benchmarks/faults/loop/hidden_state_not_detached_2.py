@@ -26,11 +26,11 @@ def sensor(batch, n_in):
 
 
 torch.manual_seed(30)
-model = LeakyMemory(64, 400, 4)
+model = LeakyMemory(8, 600, 4)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-trace = torch.zeros(128, 400)
-stream = sensor(128, 64)
-for tick in range(200):
+trace = torch.zeros(256, 600)
+stream = sensor(256, 8)
+for tick in range(120):
     x, y = next(stream)
     pred, trace = model(x, trace)
     loss = nn.functional.mse_loss(pred, y)

@@ -8,11 +8,11 @@ patterns = torch.randn(10, 1, 8, 8)
 
 def dataset(n):
     y = torch.randint(0, 10, (n,))
-    return TensorDataset(patterns[y] + 0.7 * torch.randn(n, 1, 8, 8), y)
+    return TensorDataset(patterns[y] + 1.1 * torch.randn(n, 1, 8, 8), y)
 
 
 train_loader = DataLoader(dataset(1500), batch_size=50, shuffle=True)
-test_loader = DataLoader(dataset(400), batch_size=4)
+test_loader = DataLoader(dataset(400), batch_size=2)
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1),
     nn.BatchNorm2d(16),

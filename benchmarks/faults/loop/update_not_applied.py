@@ -23,7 +23,7 @@ class SignMomentum(Optimizer):
 
 
 class Net(nn.Module):
-    def __init__(self, dim=12, hidden=24, rank=16):
+    def __init__(self, dim=12, hidden=12, rank=24):
         super().__init__()
         self.inp = nn.Linear(dim, hidden)
         self.mix = nn.Linear(hidden, rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from neuraldbg.analysis.catalogue import cause
@@ -51,9 +52,9 @@ UNSTABLE = (
 def missing_detach(evidence: Evidence) -> Iterator[Finding]:
     """Gradients leak into a model that should be constant in this step.
 
-    Finds: updates that apply gradients of a loss which belongs to another optimizer (a discriminator's loss that reaches
-    the generator), regression targets that carry a graph (a bootstrapped target computed by a network without detach),
-    and losses carried on from earlier updates.
+    Finds: updates that apply gradients of a loss which belongs to another optimizer (a discriminator's loss that
+    reaches the generator), regression targets that carry a graph (a bootstrapped target computed by a network
+    without detach), and losses carried on from earlier updates.
     Why it matters: the second network is pushed to help the first one's loss, or the target moves to meet the
     prediction: training becomes unstable or settles on a trivial answer.
     Decides by: which parameters each backward reaches, which backward lines are in the gradients that a step applies
@@ -294,7 +295,7 @@ def _growing(evidence: Evidence) -> list[Fact]:
     """Several backwards per update, each going through the whole chain before it."""
     facts = [fact for fact in evidence.facts("graph_again") if fact["through_pass"] and fact["new_passes"]]
     old = [fact["old_nodes"] for fact in facts]
-    return facts if len(old) >= 4 and all(later > before for before, later in zip(old, old[1:], strict=False)) else []
+    return facts if len(old) >= 4 and all(later > before for before, later in pairwise(old)) else []
 
 
 def _call_line(evidence: Evidence) -> str | None:

@@ -225,8 +225,8 @@ def step_order_wrong(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _order(evidence: Evidence, optimizer: int) -> str | None:
-    """What most steps of an optimizer follow: "cleared" = a backward and then a zero_grad, "early" = a forward pass whose
-    backward is still to come."""
+    """What most steps of an optimizer follow: "cleared" = a backward and then a zero_grad, "early" = a forward pass
+    whose backward is still to come."""
     mine = {optimizer, -1, *models_of(evidence, optimizer)}
     rows = evidence.of_call(Call.PASS, Call.BACKWARD, Call.ZERO_GRAD, Call.STEP)
     letter = {CALL_CODE[Call.PASS]: "p", CALL_CODE[Call.BACKWARD]: "b", CALL_CODE[Call.ZERO_GRAD]: "z"}

@@ -217,8 +217,7 @@ def no_grad_in_training(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "no_grad_in_training",
             Severity.INFO if meant else _severity(share),
-            f"{listed(names)} {'runs' if len(names) == 1 else 'run'} with gradients switched off in every training step: "
-            f"no gradient, no learning",
+            f"in every training step gradients are switched off in {listed(names)}: no gradient, no learning",
             step=fact["step"],
             layer=names[0] if names else None,
             source=line,

@@ -83,9 +83,16 @@ def _updates_of(evidence: Evidence, model: int) -> NDArray[Any]:
     "eval_mode_in_training",
     group="loop",
     auto="R",
-    explains=("overfitting", "missing_regularisation", "insufficient_data", "batchnorm_stats_stale", "train_eval_mismatch",
-              "slow_convergence", "exploding_activation"),
-)  # fmt: skip
+    explains=(
+        "overfitting",
+        "missing_regularisation",
+        "insufficient_data",
+        "batchnorm_stats_stale",
+        "train_eval_mismatch",
+        "slow_convergence",
+        "exploding_activation",
+    ),
+)
 def eval_mode_in_training(evidence: Evidence) -> Iterator[Finding]:
     """Training steps run with model.eval().
 
@@ -187,7 +194,7 @@ def _evaluation(evidence: Evidence, model: int, passes: Passes, *, training: boo
     unused = ~passes.trained & (~passes.grad | passes.orphan)
     if evidence.count(Call.AUTOGRAD_GRAD):
         unused &= ~passes.grad
-    chosen = unused & (passes.training == training) & (passes.step > updates[0])
+    chosen: NDArray[np.bool_] = unused & (passes.training == training) & (passes.step > updates[0])
     seen = passes.digest[passes.trained]
     chosen &= ~np.isin(passes.digest, seen[seen != 0])
     moments = len(np.unique(passes.step[chosen]))

@@ -36,18 +36,42 @@ _LIST_OF_LAYERS = re.compile(r"self\.\w+\s*=\s*(\[|\{|list\(|dict\().*nn\.")
 _EMPTY_OPTIMIZER = "optimizer got an empty parameter list"
 
 
+def _last_known(evidence: Evidence) -> Fact:
+    """What was last seen of every model and optimizer while it lived: a loop in a function leaves neither behind."""
+
+    def compute() -> Fact:
+        models: dict[int, Fact] = {}
+        hidden: dict[int, list[Fact]] = {}
+        stale: dict[int, Fact] = {}
+        for fact in evidence.facts("ownership"):
+            for site in fact["alive"]:
+                models.pop(site, None)
+                hidden.pop(site, None)
+            for site in fact["optimizers"]:
+                stale.pop(site, None)
+            models.update({one["site"]: one for one in fact["models"]})
+            stale.update({one["optimizer"]: one for one in fact["stale"]})
+            for one in fact["hidden"]:
+                hidden.setdefault(one["model"], []).append(one)
+        return {
+            "models": list(models.values()),
+            "hidden": [one for several in hidden.values() for one in several],
+            "stale": list(stale.values()),
+        }
+
+    return evidence.once("ownership", compute)
+
+
 def _ownership(evidence: Evidence) -> Fact | None:
-    """The last look, where optimizers are at work at all."""
-    if sum(steps_by(evidence).values()) < FEWEST:
-        return None
-    return evidence.fact("ownership")
+    """Where optimizers are at work at all."""
+    return _last_known(evidence) if sum(steps_by(evidence).values()) >= FEWEST else None
 
 
 def _hidden_sites(fact: Fact) -> set[int]:
     return {site for one in fact["hidden"] for site in one["sites"]}
 
 
-def _left_out(evidence: Evidence, fact: Fact) -> list[tuple[Fact, list[int]]]:
+def _left_out(fact: Fact) -> list[tuple[Fact, list[int]]]:
     """Models with parameters that get gradients and have no owner: those hidden from parameters() apart."""
     hidden = _hidden_sites(fact)
     found = [(model, [site for site in model["unowned"] if site not in hidden]) for model in fact["models"]]
@@ -94,7 +118,7 @@ def parameters_not_in_optimizer(evidence: Evidence) -> Iterator[Finding]:
     fact = _ownership(evidence)
     if fact is None or (_stale(fact) is not None):
         return
-    for model, sites in _left_out(evidence, fact):
+    for model, sites in _left_out(fact):
         why = _deliberate(evidence, model)
         share = model["unowned_elements"] / max(model["trainable"], 1)
         optimizer = main_optimizer(evidence)
@@ -207,8 +231,7 @@ def unregistered_parameters(evidence: Evidence) -> Iterator[Finding]:
     Decides by: identity: leaves with a gradient found in lists, tuples, dicts and bare tensors of a module.
     Usual cures: nn.ModuleList, nn.ModuleDict, nn.ParameterList or nn.Parameter in place of the plain container.
     """
-    fact = evidence.fact("ownership")
-    for one in [] if fact is None else fact["hidden"]:
+    for one in _last_known(evidence)["hidden"]:
         if one["moved"] or 2 * one["given"] >= one["parameters"] or sum(steps_by(evidence).values()) < FEWEST:
             continue
         model = evidence.sites.get(one["model"])
@@ -280,9 +303,8 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Finding]:
     and are not reported; frozen and kept out of the optimizer while the loss falls is information only.
     Usual cures: requires_grad_(True), or freeze only what was pre-trained.
     """
-    fact = evidence.fact("ownership")
     trained = {model for optimizer in stepping(evidence) for model in models_of(evidence, optimizer)}
-    for model in [] if fact is None else fact["models"]:
+    for model in _last_known(evidence)["models"]:
         frozen, fresh = model["frozen_elements"], model["frozen_fresh"]
         if not frozen or frozen < MOST * model["elements"] or fresh < 0.8 * frozen:
             continue
@@ -299,7 +321,7 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "frozen_parameters",
             Severity.INFO if meant else Severity.CRITICAL if whole or share > 0.9 else Severity.WARNING,
-            f"{listed(layers)} of {name} {'has' if len(layers) == 1 else 'have'} requires_grad=False and random values: "
+            f"requires_grad=False in {listed(layers)} of {name}, whose values are still random: "
             f"{share:.0%} of its weights never learn",
             step=0,
             layer=deepest_layer(evidence, model["frozen"]),

@@ -16,8 +16,10 @@ from neuraldbg.records import Call, Finding, Severity
 
 FEWEST = 3
 KEPT = 12  # graphs alive long after their update, before it is a leak
-_EPOCH = re.compile(r"^_?(n_?)?(e|ep|epochs?|epoch_?(i|idx|num|nr|number)?|steps?|step_?(i|idx|num)?|global_step|it|iters?|"
-                    r"iterations?|iteration_?(i|idx|num)?|batch|batch_?(i|idx|num)?|t)$")  # fmt: skip
+_EPOCH = re.compile(
+    r"^_?(n_?)?(e|ep|epochs?|epoch_?(i|idx|num|nr|number)?|steps?|step_?(i|idx|num)?|global_step|it|iters?|"
+    r"iterations?|iteration_?(i|idx|num)?|batch|batch_?(i|idx|num)?|t)$"
+)
 _TRIAL = re.compile(
     r"fold|seed|trial|run|repeat|rep\b|cv|split|member|ensemble|task|round|phase|stage|client|agent|model|lr|config|"
     r"param|hyper|width|depth|hidden|size|name|exp|method|k$|cfg|opt"
@@ -206,21 +208,21 @@ def retained_graph_memory_leak(evidence: Evidence) -> Iterator[Finding]:
         return
     if max(most["count"], top) < 0.25 * most["followed"]:
         return
+    alive = int(max(most["count"], top))
     steady = curve.values[-1] >= 0.8 * top
     holder = next((fact["holder"] for fact in reversed(facts) if fact["holder"]), None)
-    name = holder["name"] if holder else None
+    name = str(holder["name"]) if holder else None
     line = _keeping_line(evidence, name)
     what = f"{name} keeps" if name else "something keeps"
     yield Finding(
         "retained_graph_memory_leak",
         Severity.WARNING if steady else Severity.INFO,
-        f"{what} tensors with their graphs from step to step: {int(max(most['count'], top))} graphs were alive long after "
-        f"their update",
+        f"{what} tensors with their graphs from step to step: {alive} graphs were alive long after their update",
         step=1,
         source=line,
         evidence={
-            **({"variable": name, "kind": holder["kind"]} if holder else {}),
-            "graphs_alive": int(max(most["count"], top)),
+            **({"variable": str(name), "kind": str(holder["kind"])} if holder else {}),
+            "graphs_alive": alive,
             "passes_followed": most["followed"],
             "text": text_at(evidence, line).strip()[:120],
         },

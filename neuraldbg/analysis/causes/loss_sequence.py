@@ -164,11 +164,13 @@ def missing_causal_mask(evidence: Evidence) -> Iterator[Finding]:
     """
     if not_recorded(evidence, "missing_causal_mask"):
         return
+    looks = next((fact for fact in evidence.facts("attention") if _sees_future(fact)), None)
     tried = probe(evidence, "future_token")
+    if looks is not None and tried is not None and tried.get("length") not in (None, looks["shape"][-1]):
+        tried = None  # it took another axis for the time
     term = next((one for one in loss_terms(evidence) if shift_of(one) == 1), None)
     if term is None or (tried is not None and not tried.get("leaks")):
         return
-    looks = next((fact for fact in evidence.facts("attention") if _sees_future(fact)), None)
     if looks is None and not (tried is not None and tried.get("op") and term.get("recurrent") != "both ways"):
         return
     if tried is None and (looks is None or looks.get("token_inputs", 1) > 1):
@@ -235,7 +237,7 @@ def attention_mask_inverted(evidence: Evidence) -> Iterator[Finding]:
     Usual cures: negate the mask.
     """
     tried = probe(evidence, "token_dependence")
-    for fact in evidence.facts("attention"):
+    for fact in sorted(evidence.facts("attention"), key=lambda fact: fact.get("site") or 0):
         if fact.get("real_seen") is None or fact["real_seen"] > 0.05 or fact.get("pad_seen", 0.0) < 0.95:
             continue
         layer, line = place_of(evidence, fact.get("site"))

@@ -100,6 +100,9 @@ def _shown(shape: Shape) -> str:
     auto="R",
     explains=(
         *_STUCK,
+        "zero_gradient",
+        "vanishing_gradient",
+        "parameters_not_updating",
         "wrong_tensor_layout",
         "train_eval_mismatch",
         "softmax_before_cross_entropy",

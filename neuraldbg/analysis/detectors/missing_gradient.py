@@ -28,7 +28,7 @@ def missing_gradient(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "missing_gradient",
             Severity.INFO,
-            f"{len(sites)} trainable parameters have no gradient at step(), the first in {layers[0] if layers else '?'}",
+            f"{len(sites)} trainable parameters have no gradient at step(), first in {layers[0] if layers else '?'}",
             step=fact["step"],
             layer=layers[0] if layers else None,
             evidence={"parameters": len(sites), "layers": ", ".join(layers[:8])},

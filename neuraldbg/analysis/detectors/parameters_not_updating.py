@@ -24,8 +24,13 @@ def parameters_not_updating(evidence: Evidence) -> Iterator[Finding]:
     Usual cures: see the cause it is listed under.
     """
     still = _unmoved(evidence)
-    fact = evidence.fact("ownership")
-    left_out = [site for model in fact["models"] for site in model["unowned"]] if fact else []
+    left_out = [
+        site
+        for fact in evidence.facts("ownership")
+        for model in fact["models"]
+        if not model["unowned_moved"]
+        for site in model["unowned"]
+    ]
     never = not evidence.updates and evidence.backwards >= FEWEST
     if not (still or left_out or never):
         return

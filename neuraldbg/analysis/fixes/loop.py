@@ -47,7 +47,7 @@ def optimizer_step_missing(finding: Finding, evidence: Evidence) -> Iterator[Fix
 
 
 @cure("backward_missing")
-def backward_missing(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+def backward_missing(_: Finding, evidence: Evidence) -> Iterator[Fix]:
     place = line_of(evidence, Call.STEP)
     if place is None:
         return
@@ -75,7 +75,7 @@ def _loss_name(script: Script, before: ast.stmt) -> str | None:
 
 
 @cure("step_order_wrong")
-def step_order_wrong(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+def step_order_wrong(_: Finding, evidence: Evidence) -> Iterator[Fix]:
     zero, back, step = (line_of(evidence, each) for each in (Call.ZERO_GRAD, Call.BACKWARD, Call.STEP))
     if back is None:
         return
@@ -95,8 +95,8 @@ def step_order_wrong(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
 @cure("parameters_not_in_optimizer")
 def parameters_not_in_optimizer(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     place, name = at(finding, evidence), _optimizer(finding, evidence)
-    left_out = finding.evidence.get("parameters_of") or finding.evidence.get("model") or finding.layer
-    if place is None or name is None or not isinstance(left_out, str):
+    left_out = _left_out(finding)
+    if place is None or name is None or left_out is None:
         return
     script, line = place
     statement = script.statement(line)
@@ -105,6 +105,18 @@ def parameters_not_in_optimizer(finding: Finding, evidence: Evidence) -> Iterato
     code = f'{name}.add_param_group({{"params": {left_out}.parameters()}})'
     title = f"Give the optimizer the parameters of {left_out} as well"
     yield from offered(title, "R", script, script.insert(statement, code, after=True))
+
+
+def _left_out(finding: Finding) -> str | None:
+    """The expression for the module that the optimizer lacks: the whole model, or its first part that is left out."""
+    model, share = finding.evidence.get("model"), finding.evidence.get("share_of_model")
+    if not isinstance(model, str):
+        return None
+    if isinstance(share, float) and share > 0.999:
+        return model
+    layer = (finding.layer or "").removeprefix(f"{model}.")
+    parts = [f"[{part}]" if part.isdigit() else f".{part}" for part in layer.split(".") if part]
+    return f"{model}{''.join(parts)}" if parts else model
 
 
 @cure("unregistered_parameters")
@@ -138,9 +150,9 @@ def detached_graph(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
         owner = method_of(node)
         if owner is not None and not node.args:
             changes.append((node, owner))
-    for node in script.nodes(ast.Attribute):
-        if isinstance(node, ast.Attribute) and node.attr == "data" and node.lineno == line:
-            changes.append((node, script.source(node.value)))
+    for each in script.nodes(ast.Attribute):
+        if isinstance(each, ast.Attribute) and each.attr == "data" and each.lineno == line:
+            changes.append((each, script.source(each.value)))
     if len(changes) == 1:
         yield from offered("Leave the tensor in the graph", "S", script, script.replace_all(changes))
 
@@ -243,12 +255,12 @@ def checkpoint_aliases_live_weights(finding: Finding, evidence: Evidence) -> Ite
     load = next(iter(script.calls("load_state_dict", within=(1, line))[-1:]), None)
     wanted = None if load is None or not load.args else script.source(load.args[0])
     for node in script.nodes(ast.Assign):
-        if isinstance(node, ast.Assign) and called(node.value) == "state_dict" and wanted is not None:
-            if any(script.source(target) == wanted for target in node.targets):
-                source = script.source(node.value)
-                copied = f"{{name: value.clone() for name, value in {source}.items()}}"
-                yield from offered("Keep copies of the weights", "S", script, script.replace(node.value, copied))
-                return
+        if not isinstance(node, ast.Assign) or called(node.value) != "state_dict":
+            continue
+        if any(script.source(target) == wanted for target in node.targets):
+            copied = f"{{name: value.clone() for name, value in {script.source(node.value)}.items()}}"
+            yield from offered("Keep copies of the weights", "S", script, script.replace(node.value, copied))
+            return
 
 
 @cure("checkpoint_not_loaded")

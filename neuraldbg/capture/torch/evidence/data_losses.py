@@ -7,9 +7,12 @@ TorchScript knows its operators by identity, so ours are written into its table 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -42,6 +45,8 @@ MOST_LABELS = 32  # different ones in a batch
 SMALL = 65_536  # elements
 SERIES = 4  # lines that evaluate
 SEEN = 0.5  # share of rows trained on, from which on an evaluation is one of the training data
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_NEURALDBG = os.path.abspath(__file__).split(f"{os.sep}capture{os.sep}")[0] + os.sep
 EVERY = 4  # later targets whose size is taken: one in so many
 
 
@@ -81,7 +86,7 @@ class LossCalls:
         def loss(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if self.core.on and not cannot_look():
-                self._seen(kind, reduced, args, result)
+                self._seen(kind, reduced, args, result, sys._getframe(1))
             return result
 
         return loss
@@ -95,8 +100,8 @@ class LossCalls:
             _builtins._register_builtin(ours, known)
             patches.undo(_builtins._get_builtin_table().pop, id(ours), None)  # type: ignore[no-untyped-call]
 
-    def _called(self, kind: str, reduced: int, args: tuple[Any, ...], result: Any) -> None:
-        if len(args) < 2 or not isinstance(result, Tensor) or not isinstance(args[1], Tensor):
+    def _called(self, kind: str, reduced: int, args: tuple[Any, ...], result: Any, frame: FrameType) -> None:
+        if len(args) < 2 or not isinstance(result, Tensor) or not isinstance(args[1], Tensor) or _ours(frame):
             return
         begin = now_ns()
         target = args[1]
@@ -191,6 +196,13 @@ class LossCalls:
                 calls=labels.calls,
                 batches=labels.batches,
             )
+
+
+def _ours(frame: FrameType | None) -> bool:
+    """Whether a loss is computed by another part of the debugger, which runs recorded passes again."""
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_NEURALDBG)
 
 
 def _counts(array: Array) -> list[list[int]] | None:

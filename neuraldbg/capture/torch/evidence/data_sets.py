@@ -142,7 +142,7 @@ class DataSets:
                 fitting.append((name, own, array))
         if not fitting and whole is None:
             return
-        name, own, array = min(fitting, default=(whole or "", keys, batch), key=lambda one: len(one[1]))
+        name, own, array = min(fitting, default=(whole or "", keys, batch), key=lambda one: (len(one[1]), len(one[0])))
         order = np.argsort(own, kind="stable")
         self.found = found = Found(name, len(own), own[order], order, own, len(batch), whole)
         if found.distinct < found.rows:

@@ -116,7 +116,7 @@ class GraphCuts:
         for tensor in outputs:
             address = _address(tensor)
             if address is not None and not (tensor.requires_grad is False and window.had_graph(address)):
-                window.put_out[address] = (tensor.requires_grad, StorageWeakRef(tensor.untyped_storage()))
+                window.put_out[address] = (tensor.requires_grad, _weak(tensor))
 
     def _parameters(self, layer: Layer) -> list[weakref.ref[Tensor]]:
         known = self._own.get(layer)
@@ -257,6 +257,10 @@ def _same(parameter: Tensor, first: Tensor) -> bool:
 
 def _floating(values: Any) -> list[Tensor]:
     return [tensor for tensor in tensors(values) if tensor.is_floating_point() or tensor.is_complex()][:16]
+
+
+def _weak(tensor: Tensor) -> Any:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _address(tensor: Tensor) -> int | None:

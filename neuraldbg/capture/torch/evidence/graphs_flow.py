@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FOLLOWED = 16  # optimizers
 _PROBED = 4  # parameters of each whose gradients are looked at
 _LARGEST = 2**20  # elements of a gradient that is
-_WRITTEN_AT = (3, 20)
+_WRITTEN_AT = (3, 6, 12, 20)
 _NEVER_STEPPED_AT = (10, 50, 250)
 _HEAD = 64  # elements of a parameter by which it is seen to move
 Norms = tuple[float, ...]

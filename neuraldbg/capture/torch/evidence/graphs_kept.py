@@ -46,7 +46,7 @@ class KeptGraphs:
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
         if not one.grad or len(self._alive) >= MOST:
             return
-        node = next((tensor.grad_fn for tensor in tensors(outputs) if tensor.grad_fn is not None), None)
+        node: Any = next((tensor.grad_fn for tensor in tensors(outputs) if tensor.grad_fn is not None), None)
         if node is None:
             return
         token = node.metadata.get(TOKEN)
@@ -105,9 +105,9 @@ def _places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A variable and, of the user's own objects, their attributes."""
     yield name, value
     module = type(value).__module__
-    if isinstance(value, Tensor | type) or module in ("builtins", "collections", "numpy") or callable(value):
-        if not isinstance(value, nn.Module):
-            return
+    plain = isinstance(value, Tensor | type) or module in ("builtins", "collections", "numpy") or callable(value)
+    if plain and not isinstance(value, nn.Module):
+        return
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict:
         for key, inner in islice(list(attributes.items()), 256):

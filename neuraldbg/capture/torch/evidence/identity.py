@@ -97,10 +97,10 @@ class Ownership:
         shares: list[tuple[Model, nn.Module, Share]] = []
         for root, model in tree.models.items():
             share = Share([], [])
-            for module, name, parameter in _named(root, live):
+            for module, parameter in _each(root, live):
                 if len(live) > MOST_PARAMETERS:
                     return
-                self._classify(share, module, (name, parameter), owners)
+                self._classify(share, module, parameter, owners)
             shares.append((model, root, share))
         hidden = self._hidden(owners, live)
         stale = self._stale(live)
@@ -117,8 +117,7 @@ class Ownership:
                     self._was_owned[parameter] = True
         return found
 
-    def _classify(self, share: Share, module: nn.Module, one: tuple[str, Tensor], owners: dict[int, Optimizer]) -> None:
-        name, parameter = one
+    def _classify(self, share: Share, module: nn.Module, parameter: Tensor, owners: dict[int, Optimizer]) -> None:
         size = parameter.numel()
         share.elements += size
         site = self._site(parameter, module)
@@ -128,7 +127,7 @@ class Ownership:
             share.frozen_owned_elements += size if id(parameter) in owners else 0
             if parameter in self._given or parameter in self._was_trained:
                 share.frozen_given_elements += size
-            elif freshness(module, name, parameter):
+            elif freshness(module, parameter):
                 share.frozen_fresh_elements += size
             return
         share.trainable_elements += size
@@ -274,16 +273,23 @@ class Ownership:
             return
         self._written = signature
         self._facts += 1
-        self.core.recorder.fact("ownership", models=notable, stale=stale, hidden=hidden)
+        self.core.recorder.fact(
+            "ownership",
+            models=notable,
+            stale=stale,
+            hidden=hidden,
+            alive=sorted({one["site"] for one in models})[:256],
+            optimizers=sorted({known.site for known in self._capture.updates.optimizers.values()})[:64],
+        )
 
 
-def _named(root: nn.Module, live: set[int]) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Owner, name and parameter, each parameter of all models once."""
+def _each(root: nn.Module, live: set[int]) -> Iterator[tuple[nn.Module, Tensor]]:
+    """Every parameter of all models once, with its owner."""
     for module in root.modules():
-        for name, parameter in module._parameters.items():
+        for parameter in module._parameters.values():
             if parameter is not None and not is_lazy(parameter) and id(parameter) not in live:
                 live.add(id(parameter))
-                yield module, name, parameter
+                yield module, parameter
 
 
 def _head(parameter: Tensor) -> Tensor | None:

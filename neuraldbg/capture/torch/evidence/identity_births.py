@@ -79,8 +79,8 @@ class Births:
         capture.patches.handle(torch_module.register_module_module_registration_hook(hook))
 
     def _stack(self, *, outside_modules: bool = False) -> Stack:
-        """The user's lines that are running, up to where we started the script; `outside_modules` leaves out constructors
-        of modules."""
+        """The user's lines that are running, up to where we started the script; `outside_modules` leaves out
+        constructors of modules."""
         frames = self.core.recorder.frames
         stack: Stack = []
         frame: FrameType | None = sys._getframe(2)

@@ -14,7 +14,7 @@ _FEWEST = 16  # elements below which a range says nothing
 
 
 @torch.no_grad()
-def freshness(module: nn.Module, name: str, parameter: Tensor) -> bool:
+def freshness(module: nn.Module, parameter: Tensor) -> bool:
     """True only where the values lie as the layer's own reset_parameters() leaves them: values that were loaded, copied
     or trained do not fill exactly that range. Scales and shifts of norm layers (ones, zeros) say nothing: False."""
     if parameter.is_cuda or not measurable(parameter) or parameter.layout != torch.strided:

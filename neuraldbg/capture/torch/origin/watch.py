@@ -110,7 +110,6 @@ class OriginWatch:
 
     def _update_begun(self, optimizer: Any, _: Any) -> None:
         if (self.left or self.stop) and getattr(optimizer, "found_inf", None) is None:
-            self._measure_start(optimizer)
             probes = self._probes.get(optimizer) or self._choose(optimizer)
             for ref in probes:
                 parameter = ref()
@@ -145,6 +144,7 @@ class OriginWatch:
     def _choose(self, optimizer: Any) -> list[weakref.ref[Tensor]]:
         """The first and the last parameter: a NaN flows back to everything before it, and models are written down
         either way round. Large ones (embeddings) give way to a small neighbour."""
+        self._measure_start(optimizer)
         all_of_it = [p for p in owned(optimizer) if p.grad is not None and p.grad.layout == torch.strided]
         chosen = [_handy(end) for end in (all_of_it[:NEAR], all_of_it[: -NEAR - 1 : -1]) if end]
         probes = self._probes[optimizer] = [weakref.ref(p) for p in {id(p): p for p in chosen}.values()]
@@ -153,8 +153,6 @@ class OriginWatch:
     @torch.no_grad()
     def _measure_start(self, optimizer: Any) -> None:
         """Once per optimizer: how large its weights are before the first update."""
-        if optimizer in self._probes:
-            return
         for parameter in owned(optimizer):
             if parameter.dim() > 1 and parameter.device.type == "cpu" and parameter not in self._start:
                 self._start[parameter] = _norm(parameter)

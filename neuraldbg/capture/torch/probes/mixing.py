@@ -52,7 +52,7 @@ class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = function(*args, **(kwargs or {}))
-        if len(self.seen) < MOST_OPERATIONS and self.bytes < MOST_BYTES:
+        if self.stack and len(self.seen) < MOST_OPERATIONS and self.bytes < MOST_BYTES:
             self._note(function, args, kwargs or {}, outputs)
         return outputs
 
