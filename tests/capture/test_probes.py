@@ -109,29 +109,29 @@ def test_experiments_leave_model_optimizer_and_random_numbers_as_they_were(tmp_p
     assert "skipped" not in probes(tmp_path)["overfit"]
 
 
-def test_the_model_is_free_after_the_run(tmp_path: Path) -> None:
+def trained_and_forgotten() -> weakref.ref[nn.Module]:
     model = net()
+    learn(model, line, functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.05), steps=10)
+    return weakref.ref(model)
+
+
+def test_the_last_trained_model_is_kept_for_the_experiments_and_no_longer(tmp_path: Path) -> None:
     with watching(tmp_path):
-        learn(model, line, functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.05))
-        gone = weakref.ref(model)
-        del model
+        gone = trained_and_forgotten()
         gc.collect()
-        kept = gone() is not None  # for the experiments
+        kept = gone() is not None
     gc.collect()
-    assert (kept, gone()) == (True, None)
+    assert (kept, gone() is None) == (True, True)
     assert probes(tmp_path)["overfit"]["from_initial"]
 
 
 def test_another_model_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    first = net()
     with watching(tmp_path):
-        learn(first, line, functional.mse_loss, torch.optim.SGD(first.parameters(), lr=0.05), steps=10)
-        gone = weakref.ref(first)
-        del first
-        second = net()
-        learn(second, line, functional.mse_loss, torch.optim.SGD(second.parameters(), lr=0.05), steps=10)
+        first = trained_and_forgotten()
+        second = trained_and_forgotten()
         gc.collect()
-        assert gone() is None
+        kept = (first() is not None, second() is not None)
+    assert kept == (False, True)
 
 
 LOSSES: dict[str, tuple[Callable[[], Batch], Callable[[Tensor, Tensor], Tensor], int]] = {
@@ -296,7 +296,7 @@ def test_attention_without_a_mask_sees_the_future(tmp_path: Path, causal: bool) 
 
 def test_dropout_and_batchnorm_are_told_apart(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.9), nn.Linear(32, 1))
-    found = run_of(tmp_path, model, line, functional.mse_loss)["train_eval"]
+    found = run_of(tmp_path, model, line, functional.mse_loss, lr=1e-3)["train_eval"]
     assert (found["dropouts"], found["batchnorms"], found["largest_dropout"]) == (1, 0, 0.9)
     assert found["train_repeat"] == 0.0
     assert found["train_noise"] > 0.1

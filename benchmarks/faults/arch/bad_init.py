@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 
 def init_weights(m):
@@ -35,7 +36,7 @@ model = Digits()
 opt = torch.optim.Adam(model.parameters(), lr=1e-3)
 for step in range(500):
     x, y = images(50)
-    loss = nn.functional.cross_entropy(model(x), y)
+    loss = F.cross_entropy(model(x), y)
     opt.zero_grad()
     loss.backward()
     opt.step()

@@ -1,6 +1,7 @@
 import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 np.random.seed(9)
 torch.manual_seed(9)
@@ -32,11 +33,11 @@ for epoch in range(14):
     for start in range(0, 2500, 50):
         rows = order[start : start + 50]
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(net(inputs[rows]), targets[rows])
+        loss = F.mse_loss(net(inputs[rows]), targets[rows])
         loss.backward()
         optimizer.step()
     if epoch % 2 == 0:
         print(f"[{epoch:02d}] loss {loss.item():.5f}")
 with torch.no_grad():
-    test = nn.functional.mse_loss(net(inputs[2500:]), targets[2500:])
+    test = F.mse_loss(net(inputs[2500:]), targets[2500:])
 print(f"final test_mse {test.item():.5f}")

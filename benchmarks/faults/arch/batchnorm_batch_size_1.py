@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(27)
@@ -25,12 +26,12 @@ for epoch in range(4):
     running = 0.0
     for xb, yb in loader:
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(xb).squeeze(1), yb)
+        loss = F.mse_loss(model(xb).squeeze(1), yb)
         loss.backward()
         optimizer.step()
         running += loss.item()
     print(f"epoch {epoch} loss {running / len(loader):.4f}")
 model.eval()
 with torch.no_grad():
-    val = nn.functional.mse_loss(model(x_val).squeeze(1), y_val)
+    val = F.mse_loss(model(x_val).squeeze(1), y_val)
 print(f"final val_mse {val.item():.4f}")

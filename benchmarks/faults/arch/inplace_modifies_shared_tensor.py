@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 
 class Dynamics(nn.Module):
@@ -32,11 +33,11 @@ optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for epoch in range(10):
     for rows in torch.randperm(2500).split(50):
         pred = model(state[rows])
-        loss = nn.functional.mse_loss(pred, following[rows])
+        loss = F.mse_loss(pred, following[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     print(f"epoch {epoch} loss {loss.item():.6f}")
 with torch.no_grad():
-    test = nn.functional.mse_loss(model(state[2500:]), following[2500:])
+    test = F.mse_loss(model(state[2500:]), following[2500:])
 print(f"final one_step_mse {test.item():.6f}")

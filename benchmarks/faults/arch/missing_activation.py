@@ -2,6 +2,7 @@ import math
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 torch.manual_seed(12)
 
@@ -34,7 +35,7 @@ net = Net()
 opt = torch.optim.Adam(net.parameters(), lr=3e-3)
 for epoch in range(18):
     for rows in torch.randperm(len(xy)).split(50):
-        loss = nn.functional.cross_entropy(net(xy[rows]), label[rows])
+        loss = F.cross_entropy(net(xy[rows]), label[rows])
         opt.zero_grad()
         loss.backward()
         opt.step()

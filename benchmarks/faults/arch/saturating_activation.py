@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 DEPTH, WIDTH = 9, 32
@@ -37,7 +38,7 @@ for epoch in range(10):
     total = 0.0
     for x, y in train:
         opt.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x), y)
         loss.backward()
         opt.step()
         total += loss.item()

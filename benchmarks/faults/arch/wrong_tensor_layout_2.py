@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 STEPS, UNITS = 10, 24
 
@@ -32,7 +33,7 @@ model = Recaller()
 opt = torch.optim.RMSprop(model.parameters(), lr=2e-3)
 for it in range(350):
     ids, freq = batch(32)
-    loss = nn.functional.mse_loss(model(ids), freq)
+    loss = F.mse_loss(model(ids), freq)
     opt.zero_grad()
     loss.backward()
     opt.step()
@@ -40,4 +41,4 @@ for it in range(350):
         print(f"it {it} loss {loss.item():.5f}")
 ids, freq = batch(500)
 with torch.no_grad():
-    print(f"final mse {nn.functional.mse_loss(model(ids), freq).item():.6f}")
+    print(f"final mse {F.mse_loss(model(ids), freq).item():.6f}")

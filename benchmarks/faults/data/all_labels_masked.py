@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 MAX_LEN, IGNORE, SEP = 16, -100, 19
 
@@ -36,7 +37,7 @@ opt = torch.optim.AdamW(model.parameters(), lr=5e-3)
 for step in range(200):
     ids, labels = collate(16)
     logits = model(ids)[:, :-1]
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
+    loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
     opt.zero_grad()
     loss.backward()
     opt.step()

@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -32,7 +33,7 @@ def main():
     opt = torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9)
     for epoch in range(5):
         for x, y in train_loader:
-            loss = nn.functional.cross_entropy(net(x), y)
+            loss = F.cross_entropy(net(x), y)
             opt.zero_grad()
             loss.backward()
             opt.step()

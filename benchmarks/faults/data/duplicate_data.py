@@ -1,6 +1,7 @@
 import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 SEED, SHARDS, PER_SHARD = 66, 16, 60
 
@@ -32,7 +33,7 @@ model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(),
 opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-3)
 for epoch in range(40):
     for rows in torch.randperm(len(x)).split(48):
-        loss = nn.functional.mse_loss(model(x[rows])[:, 0], y[rows])
+        loss = F.mse_loss(model(x[rows])[:, 0], y[rows])
         opt.zero_grad()
         loss.backward()
         opt.step()
@@ -40,4 +41,4 @@ for epoch in range(40):
         print(f"epoch {epoch} loss {loss.item():.5f}")
 x_test, y_test = (torch.from_numpy(a) for a in simulate(np.random.default_rng(1000), 500))
 with torch.no_grad():
-    print(f"final test_mse {nn.functional.mse_loss(model(x_test)[:, 0], y_test).item():.5f}")
+    print(f"final test_mse {F.mse_loss(model(x_test)[:, 0], y_test).item():.5f}")

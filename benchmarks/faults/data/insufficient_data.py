@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 N_TRAIN = 40
 
@@ -33,13 +34,13 @@ opt = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
 for step in range(600):
     net.train()
     rows = torch.randint(0, N_TRAIN, (32,))
-    loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
+    loss = F.cross_entropy(net(x[rows]), y[rows])
     opt.zero_grad()
     loss.backward()
     opt.step()
     if step % 60 == 59:
         net.eval()
         with torch.no_grad():
-            val = nn.functional.cross_entropy(net(x_val), y_val).item()
+            val = F.cross_entropy(net(x_val), y_val).item()
         print(f"step {step} train loss {loss.item():.4f} val loss {val:.4f}")
 print(f"final val_loss {val:.4f}")

@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 PAD, WIDTH = 0, 24
 
@@ -39,7 +40,7 @@ def main():
     opt = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(300):
         rows, answer = messages(32)
-        loss = nn.functional.cross_entropy(model(left_pad(rows)), answer)
+        loss = F.cross_entropy(model(left_pad(rows)), answer)
         opt.zero_grad()
         loss.backward()
         opt.step()

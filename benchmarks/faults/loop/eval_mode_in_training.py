@@ -3,47 +3,55 @@ import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-class Net(nn.Module):
-    def __init__(self, dim=40, classes=4):
+def block(n_in, n_out):
+    return nn.Sequential(nn.Linear(n_in, n_out), nn.BatchNorm1d(n_out), nn.ReLU())
+
+
+class DeepMLP(nn.Module):
+    def __init__(self, dim=24, width=32, depth=8, classes=4):
         super().__init__()
-        self.fc1 = nn.Linear(dim, 256)
-        self.drop1 = nn.Dropout(0.6)
-        self.fc2 = nn.Linear(256, 256)
-        self.drop2 = nn.Dropout(0.6)
-        self.fc3 = nn.Linear(256, classes)
+        self.stem = block(dim, width)
+        self.body = nn.Sequential(*[block(width, width) for _ in range(depth)])
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x):
-        x = self.drop1(torch.relu(self.fc1(x)))
-        x = self.drop2(torch.relu(self.fc2(x)))
-        return self.fc3(x)
+        return self.head(self.body(self.stem(x)))
 
 
-def evaluate(model, x, y):
+def evaluate(model, loader):
     model.eval()
+    correct = 0
     with torch.no_grad():
-        logits = model(x)
-    return nn.functional.cross_entropy(logits, y).item(), (logits.argmax(1) == y).float().mean().item()
+        for x, y in loader:
+            correct += (model(x).argmax(1) == y).sum().item()
+    return correct / len(loader.dataset)
+
+
+def train(model, loader, optimizer):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total / len(loader)
 
 
 def main():
     torch.manual_seed(25)
-    w = torch.randn(40, 4) * 0.35
-    x = torch.randn(1240, 40)
-    y = torch.distributions.Categorical(logits=x @ w).sample()
-    loader = DataLoader(TensorDataset(x[:240], y[:240]), batch_size=20, shuffle=True)
-    model = Net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    model.train()
-    for epoch in range(40):
-        for xb, yb in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(xb), yb)
-            loss.backward()
-            optimizer.step()
-        val_loss, val_acc = evaluate(model, x[240:], y[240:])
-        if epoch % 5 == 0:
-            print(f"epoch {epoch} train {loss.item():.4f} val {val_loss:.4f} acc {val_acc:.3f}")
-    print(f"final val_loss {val_loss:.4f}")
+    x = torch.randn(1600, 24)
+    y = (torch.relu(x @ torch.randn(24, 12)) @ torch.randn(12, 4)).argmax(1)
+    train_loader = DataLoader(TensorDataset(x[:1200], y[:1200]), batch_size=40, shuffle=True, drop_last=True)
+    val_loader = DataLoader(TensorDataset(x[1200:], y[1200:]), batch_size=200)
+    model = DeepMLP()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    print(f"before training: val acc {evaluate(model, val_loader):.3f}")
+    for epoch in range(10):
+        loss = train(model, train_loader, optimizer)
+        acc = evaluate(model, val_loader)
+        print(f"epoch {epoch} loss {loss:.4f} val acc {acc:.3f}")
+    print(f"final acc {acc:.4f}")
 
 
 if __name__ == "__main__":

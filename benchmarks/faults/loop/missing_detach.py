@@ -4,8 +4,8 @@ import torch.nn.functional as F
 
 
 def real_samples(n):
-    mode = torch.randint(0, 2, (n, 1)).float() * 2 - 1
-    return torch.cat([2 * mode, mode], 1) + 0.3 * torch.randn(n, 2)
+    u = torch.randn(n, 1)
+    return torch.cat([2 + 0.6 * u, -1 + 0.4 * u], 1) + 0.2 * torch.randn(n, 2)
 
 
 G = nn.Sequential(nn.Linear(4, 32), nn.LeakyReLU(0.2), nn.Linear(32, 32), nn.LeakyReLU(0.2), nn.Linear(32, 2))

@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 
 class Pooler(nn.Module):
@@ -37,7 +38,7 @@ opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
 warm = torch.optim.lr_scheduler.LinearLR(opt, start_factor=0.1, total_iters=30)
 for step in range(300):
     ids, label = reviews(48)
-    loss = nn.functional.cross_entropy(model(ids), label)
+    loss = F.cross_entropy(model(ids), label)
     opt.zero_grad(set_to_none=True)
     loss.backward()
     opt.step()

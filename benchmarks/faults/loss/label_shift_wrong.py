@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 torch.manual_seed(43)
@@ -45,7 +46,7 @@ for epoch in range(6):
     for ids, target in train:
         logits = net(ids)
         shift_logits, shift_target = logits[:, :-1], target[:, 1:]
-        loss = nn.functional.cross_entropy(shift_logits.reshape(-1, VOCAB), shift_target.reshape(-1))
+        loss = F.cross_entropy(shift_logits.reshape(-1, VOCAB), shift_target.reshape(-1))
         opt.zero_grad()
         loss.backward()
         opt.step()

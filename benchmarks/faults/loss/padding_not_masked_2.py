@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 
@@ -33,7 +34,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
 for epoch in range(12):
     for picked in torch.randperm(1200).split(40):
         ids = pad_sequence([rows[i] for i in picked.tolist()], batch_first=True, padding_value=0)
-        loss = nn.functional.mse_loss(model(ids), score[picked])
+        loss = F.mse_loss(model(ids), score[picked])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

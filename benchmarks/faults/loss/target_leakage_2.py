@@ -2,6 +2,7 @@ import math
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 WINDOW = 16
 
@@ -38,7 +39,7 @@ model = Forecaster()
 opt = torch.optim.Adam(model.parameters(), lr=5e-3)
 for epoch in range(10):
     for rows in torch.randperm(len(x)).split(48):
-        loss = nn.functional.mse_loss(model(x[rows]), y[rows])
+        loss = F.mse_loss(model(x[rows]), y[rows])
         opt.zero_grad()
         loss.backward()
         opt.step()

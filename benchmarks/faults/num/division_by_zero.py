@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 
 class TraceNorm(nn.Module):
@@ -39,11 +40,11 @@ model = Seismo()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 for epoch in range(6):
     for rows in torch.randperm(1600).split(40):
-        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        loss = F.cross_entropy(model(x[rows]), y[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     print(f"epoch {epoch} loss {loss.item():.4f}")
 with torch.no_grad():
-    test = nn.functional.cross_entropy(model(x[1600:]), y[1600:], reduction="none")
+    test = F.cross_entropy(model(x[1600:]), y[1600:], reduction="none")
 print(f"final test_nll {test.mean().item():.4f}")

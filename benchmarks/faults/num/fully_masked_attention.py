@@ -2,6 +2,7 @@ import math
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 
 class SetAttention(nn.Module):
@@ -46,11 +47,11 @@ model = Basket()
 opt = torch.optim.Adam(model.parameters(), lr=5e-3)
 for epoch in range(6):
     for rows in torch.randperm(3600).split(60):
-        loss = nn.functional.mse_loss(model(ids[rows]), value[rows])
+        loss = F.mse_loss(model(ids[rows]), value[rows])
         opt.zero_grad()
         loss.backward()
         opt.step()
     print(f"epoch {epoch} loss {loss.item():.4f}")
 with torch.no_grad():
-    test = nn.functional.mse_loss(model(ids[3600:]), value[3600:])
+    test = F.mse_loss(model(ids[3600:]), value[3600:])
 print(f"final mse {test.item():.5f}")

@@ -1,5 +1,6 @@
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -20,7 +21,7 @@ def train_one_epoch(model, loader, optimizer, scaler):
     for x, y in loader:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = F.cross_entropy(model(x), y)
         scaler.scale(loss).backward()
         nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
         scaler.step(optimizer)

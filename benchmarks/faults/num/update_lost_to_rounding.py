@@ -2,7 +2,7 @@ import torch
 import torch.nn as nn
 
 torch.manual_seed(90)
-true_weight = 0.3 * torch.randn(32, 3)
+true_weight = 0.22 * torch.randn(32, 3)
 
 
 def batch(n):

@@ -1,6 +1,7 @@
 import numpy as np
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -40,7 +41,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for epoch in range(10):
         for x, y in loader:
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -37,7 +37,7 @@ def _weights(evidence: Evidence) -> list[Weight]:
     found = []
     for fact in evidence.facts("start"):
         site = evidence.sites.get(fact["site"])
-        if site is None or fact.get("gain") is None or not fact.get("trainable"):
+        if site is None or not fact.get("trainable") or any(fact.get(name) is None for name in ("gain", "low", "high")):
             continue
         if fact["layer"] == "Embedding" or "Norm" in fact["layer"]:
             continue

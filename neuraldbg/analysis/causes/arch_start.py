@@ -148,7 +148,8 @@ def _too_small(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _dead_from_the_start(evidence: Evidence) -> Iterator[Finding]:
-    biases = {fact["path"]: fact for fact in evidence.facts("start") if fact["name"] == "bias" and fact["high"] < 0}
+    starts = [fact for fact in evidence.facts("start") if fact["name"] == "bias" and fact.get("mean") is not None]
+    biases = {fact["path"]: fact for fact in starts if (fact.get("high") or 0.0) < 0}
     by_module = {weight.module: weight for weight in weights(evidence)}
     last = {(f.get("site"), f.get("fed_by")): f for f in activations(evidence)}
     for fact in first_activations(evidence):

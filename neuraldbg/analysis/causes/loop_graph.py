@@ -39,8 +39,8 @@ def _loss_cuts(evidence: Evidence) -> list[Fact]:
 
 def _lost(evidence: Evidence) -> list[tuple[Fact, list[int]]]:
     """Layers that ran in training steps and that no gradient ever came to, less those moved by other means."""
-    end = evidence.fact("unreached_end") or {"moved": [], "reached": []}
-    excused = {_layer_site(evidence, site) for site in (*end["moved"], *end["reached"])}
+    facts = evidence.facts("unreached_excused")
+    excused = {_layer_site(evidence, site) for one in facts for site in (*one["moved"], *one["reached"])}
     found = []
     for fact in evidence.facts("unreached"):
         rest = [site for site in fact["layers"] if site not in excused]

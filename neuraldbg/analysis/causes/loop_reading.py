@@ -112,6 +112,8 @@ def error_of(evidence: Evidence) -> str:
 def loaded_before_training(evidence: Evidence, models: Iterable[int]) -> bool:
     """Whether load_state_dict ran on one of these models, or on a part of one, before the first update."""
     wanted = set(models)
+    if any(fact["site"] in wanted for fact in evidence.facts("model_loaded")):
+        return True
     first = evidence.of_call(Call.STEP)["seq"]
     limit = first[0] if len(first) else np.iinfo(np.int64).max
     rows = evidence.of_call(Call.LOAD_STATE)

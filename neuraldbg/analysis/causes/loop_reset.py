@@ -163,7 +163,7 @@ def state_reset_in_loop(evidence: Evidence) -> Iterator[Finding]:
 def _model_reset(fact: Fact, loop: Loop | None) -> Severity | None:
     """A model of its own for each fold or setting is trained for several epochs: a loop of epochs lies inside."""
     trained = [count for count in fact["updates"] if count > 0]
-    if len(trained) < FEWEST or fact["gone"] < 0.5 * (fact["count"] - 1) or loop is None or loop.of_trials:
+    if len(trained) < FEWEST or fact["gone"] < 0.5 * (min(fact["count"], 64) - 2) or loop is None or loop.of_trials:
         return None
     if loop.of_epochs:
         return Severity.CRITICAL

@@ -46,8 +46,8 @@ def gradient_accumulation_not_scaled(evidence: Evidence) -> Iterator[Finding]:
     windows = [one for one in _windows(evidence) if _equal(one["factors"], 1.0)]
     fact = evidence.fact("accumulation")
     per_update = 1 if fact is None else int(fact["backwards_per_update"])
-    if per_update < 2 or not windows:
-        return
+    if per_update < 2 or not windows or evidence.count(Call.ZERO_GRAD) > 0.8 * evidence.backwards:
+        return  # gradients that are cleared before every backward (a closure) do not add up
     probe = overfit_of(evidence)
     scaled = None if probe is None else probe.cures("scaled")
     source = evidence.source(windows[0]["sources"][0])

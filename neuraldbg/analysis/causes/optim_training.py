@@ -91,30 +91,53 @@ def batch_size_too_small(evidence: Evidence) -> Iterator[Finding]:
     "insufficient_capacity",
     group="arch",
     auto="D",
-    explains=("loss_plateau", "underfitting", "no_learning"),
-    excludes=(),
+    explains=("loss_plateau", "underfitting", "no_learning", "constant_output", "slow_convergence"),
+    excludes=("learning_rate_too_high", "learning_rate_too_low"),
 )
 def insufficient_capacity(evidence: Evidence) -> Iterator[Finding]:
-    """The model cannot fit even a few batches.
+    """The model cannot fit even one batch.
 
-    Finds: a model that stays far above zero loss on a handful of recorded batches, at its own rate and at others, with
-    gradients that are not zero.
+    Finds: a model with fewer parameters than a batch has labels that stays at the level of guessing on a single
+    recorded batch, and whose final predictions are no better with the true labels than with shuffled ones.
     Why it matters: no amount of training helps where the model has no room for the answer.
-    Decides by: a short training on recorded batches at several rates. Noisy labels look the same: information only.
+    Decides by: a training on one recorded batch, at the run's own settings and at other rates, with gradients that are
+    not zero; and the final loss with true and with shuffled labels.
     Usual cures: a wider or deeper model; fewer bottlenecks; check that the labels can be predicted at all.
     """
     probe = overfit_of(evidence)
-    if probe is None or len(probe.arms) < 2 or probe.own.updates < 60 or not probe.fact.get("grad_norm"):
+    if probe is None or probe.own.updates < 40 or not probe.fact.get("grad_norm"):
         return
     reached = [arm.last for arm in (probe.own, *probe.arms.values()) if not arm.diverged]
-    if not reached or min(reached) < 0.6 * probe.first or min(reached) < 0.8 * probe.final:
+    if not reached or min(reached) < 0.5 * probe.first:
         return
+    guess = _guessing(evidence)
+    one = probe.arms.get("one_batch")
+    proven = one is not None and guess is not None and one.last > 0.7 * guess[1] and guess[0] > 0.95 * guess[1]
+    if not proven and min(reached) < max(0.6 * probe.first, 0.8 * probe.final):
+        return
+    parameters, labels = float(probe.fact.get("parameters") or 0), float(probe.fact.get("labels") or 0)
     yield Finding(
         "insufficient_capacity",
-        Severity.INFO,
-        "even a handful of batches cannot be learned at any of the rates tried",
-        step=None,
-        evidence={**numbers(probe), "lowest_loss_of_any_rate": float(min(reached))},
-        confidence=0.4,
+        Severity.WARNING if proven else Severity.INFO,
+        f"{parameters:.0f} parameters cannot fit a single batch of {labels:.0f} labels: the model does no better than"
+        " guessing"
+        if proven
+        else "even a handful of batches cannot be learned at any of the rates tried",
+        step=0 if proven else None,
+        evidence={
+            **numbers(probe, *([one] if one is not None else [])),
+            **({} if guess is None else {"final_loss_true_labels": guess[0], "final_loss_shuffled_labels": guess[1]}),
+            "lowest_loss_of_any_rate": float(min(reached)),
+        },
+        confidence=0.7 if proven else 0.4,
         inference="either the model has no room for the answer, or the labels do not follow from the inputs",
     )
+
+
+def _guessing(evidence: Evidence) -> tuple[float, float] | None:
+    """The final loss with the true labels and with shuffled ones."""
+    for fact in evidence.facts("probe"):
+        true, shuffled = fact.get("final_true"), fact.get("final_permuted")
+        if fact["name"] == "label_permutation" and true is not None and shuffled is not None:
+            return true, shuffled
+    return None

@@ -27,6 +27,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Finding]:
     curve = main_loss(evidence)
     if len(curve) < FEWEST:
         return
+    begin = float(np.nanmedian(np.abs(curve.values[:10])))
     spikes = []
     for index in range(10, len(curve)):
         before = curve.values[max(0, index - WINDOW) : index]
@@ -35,7 +36,7 @@ def loss_spike(evidence: Evidence) -> Iterator[Finding]:
             continue
         usual = float(np.median(before))
         spread = 1.4826 * float(np.median(np.abs(before - usual)))
-        if value - usual > max(TIMES * spread, abs(usual)):
+        if value - usual > max(TIMES * spread, abs(usual), 0.2 * begin):
             spikes.append((value - usual, index))
     if not spikes:
         return

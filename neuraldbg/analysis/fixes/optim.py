@@ -134,7 +134,7 @@ def gradient_clip_misuse(_: Finding, evidence: Evidence) -> Iterator[Fix]:
 
 
 @cure("gradient_accumulation_not_scaled")
-def gradient_accumulation_not_scaled(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+def gradient_accumulation_not_scaled(_: Finding, evidence: Evidence) -> Iterator[Fix]:
     fact, place = evidence.fact("accumulation"), line_of(evidence, Call.BACKWARD)
     count = None if fact is None else fact.get("backwards_per_update")
     if place is None or not count or count < 2:

@@ -19,7 +19,8 @@ Values = dict[str, Any]
 _SCALING = ("Mul", "Div", "Add", "Sub", "MaskedFill", "Where", "Clamp", "NativeDropout", "Tanh")
 _PRODUCTS = ("Bmm", "Mm", "Baddbmm")
 _FUSED = "ScaledDotProduct"
-WEIGHTS = 2**18  # attention weights that are looked at
+WEIGHTS = 2**15  # attention weights that are looked at
+LONGEST = 128  # positions of a sequence that are looked at
 
 
 @dataclass(slots=True)
@@ -154,20 +155,28 @@ def _fused(visit: Visit) -> Attention | None:
     shape = [*query.shape[:3], key.shape[2]]
     facts: Values = {"op": "scaled_dot_product_attention", "dim": 3, "shape": shape, "attention": True, "summed_dim": 3}
     facts["is_causal"] = bool(causal)
-    if mask is not None and mask.numel() > WEIGHTS:
-        mask = mask[:1] if mask.dim() == 4 and mask[:1].numel() <= WEIGHTS else None
     return Attention(visit, facts, None, mask)
 
 
 @torch.no_grad()
-def seen_keys(one: Attention) -> Tensor | None:
-    """True where a query may see a key: (rows, queries, keys), rows = samples or samples times heads, or shared by all
-    as one row."""
+def seen_keys(one: Attention, batch: int) -> tuple[Tensor, int, int] | None:
+    """True where a query may see a key, as (samples times heads, queries, keys); of how many samples; and every which
+    key was taken of long sequences."""
+    seen = _visible(one)
+    if seen is None:
+        return None
+    per_sample = seen.shape[0] // batch if batch and seen.shape[0] % batch == 0 else 1
+    stride = -(-seen.shape[2] // LONGEST)
+    samples = max(WEIGHTS // max(per_sample * min(seen.shape[1], LONGEST) * min(seen.shape[2], LONGEST), 1), 2)
+    return seen[: samples * per_sample, ::stride, ::stride].clone(), samples, stride
+
+
+def _visible(one: Attention) -> Tensor | None:
     if one.mask is not None:
         seen = one.mask if one.mask.dtype == torch.bool else one.mask > -1e4
         return seen.reshape(-1, *seen.shape[-2:]) if seen.dim() >= 2 else None
     weights = one.weights
-    if weights is None or weights.numel() > WEIGHTS or weights.dim() < 2:
+    if weights is None or weights.dim() < 2:
         return None
     if one.facts["dim"] != weights.dim() - 1:
         if weights.shape[-1] != 1 or one.facts["dim"] != weights.dim() - 2:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.jit import _builtins
 
 from neuraldbg.capture.torch.core import cannot_look, now_ns
+from neuraldbg.capture.torch.evidence.data_relation import Relation
 from neuraldbg.capture.torch.evidence.data_sets import DataSets
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
 
@@ -68,6 +69,7 @@ class LossCalls:
     def __init__(self, capture: Any, sets: DataSets) -> None:
         self.core = capture.core
         self.sets = sets
+        self.relation = Relation(self.core)
         self._sums: dict[tuple[str, int], list[float]] = {}  # (series, step) -> sum, weight
         self._series: dict[int, str] = {}  # line -> series
         self._labels: dict[tuple[str, int], Labels] = {}
@@ -160,6 +162,7 @@ class LossCalls:
         if self.core.budget.share == 0.0:
             return
         self.sets.loss_called(target)
+        self.relation.add(kind, self.sets.last_input(), target)
         if kind in OVER_CLASSES or kind.startswith("bce"):
             self._count(kind, target)
         elif target.is_floating_point():

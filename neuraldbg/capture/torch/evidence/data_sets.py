@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,6 +45,8 @@ class Found:
     followed: int = 0
     in_order: int = 0
     foreign: int = 0  # followed batches with rows from elsewhere
+    same_object: int = 0  # followed batches that were the very tensor of the batch before
+    held_out: bool = False  # an evaluation used rows of the set that are not trained on, and only such
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -70,6 +74,7 @@ class DataSets:
         self._places: tuple[int, NDArray[np.int64]] | None = None  # of the current step's batch
         self.evaluated_on_trained: float | None = None  # share of the last evaluation batch's rows
         self._room = ROW_BYTES
+        self._last: Callable[[], Tensor | None] = lambda: None
         for moment, notice in (
             ("pass_begun", self._pass_begun),
             ("update_done", self._update_done),
@@ -91,9 +96,10 @@ class DataSets:
         if self._room <= 0 and not searching and not following:
             self.complete = False
             return
-        batch = _first_batch(args, kwargs)
+        tensor = _first_batch(args, kwargs)
+        batch = None if tensor is None else as_array(tensor)
         keys = None if batch is None or bytes_of(batch) > ROW_BYTES // 4 else keys_of(batch)
-        if batch is None or keys is None:
+        if tensor is None or batch is None or keys is None:
             return
         self._room -= bytes_of(batch)
         self._pending.append((one, keys))
@@ -101,16 +107,21 @@ class DataSets:
             self._search(batch, keys)
         if self.found is not None:
             self._follow(self.found, keys, one.step)
+            self.found.same_object += self.found.followed <= FOLLOWED and self._last() is tensor
+        self._last = weakref.ref(tensor)
 
     def _evaluation(self, args: Any, kwargs: Any) -> None:
         """Whether the rows of an evaluation are among those trained on."""
         self.evaluated_on_trained = None
-        batch = _first_batch(args, kwargs) if self.trained else None
+        tensor = _first_batch(args, kwargs) if self.trained else None
+        batch = None if tensor is None else as_array(tensor)
         if batch is None:
             return
         keys = keys_of(batch[:: max(1, len(batch) // EVAL_ROWS)][: EVAL_ROWS + 1])
         if keys is not None:
-            self.evaluated_on_trained = sum(key in self.trained for key in keys.tolist()) / len(keys)
+            share = self.evaluated_on_trained = sum(key in self.trained for key in keys.tolist()) / len(keys)
+            if share == 0.0 and self.found is not None and self.found.places(keys) is not None:
+                self.found.held_out = True
 
     def _update_done(self, *_: Any) -> None:
         """Only what a gradient came back to was trained on."""
@@ -156,6 +167,10 @@ class DataSets:
             found.followed += 1
             found.foreign += places is None
             found.in_order += places is not None and len(places) > 1 and bool((np.diff(places) == 1).all())
+
+    def last_input(self) -> Tensor | None:
+        """Of the last training pass, while it is alive and its rows are looked at."""
+        return self._last()
 
     # -- targets -------------------------------------------------------------------------------------------------------
 
@@ -212,6 +227,8 @@ class DataSets:
             followed=found.followed,
             in_order=found.in_order,
             foreign=found.foreign,
+            same_object=found.same_object,
+            held_out=found.held_out,
             **found.facts,
             **self._counts(),
         )
@@ -225,12 +242,9 @@ class DataSets:
         }
 
 
-def _first_batch(args: Any, kwargs: Any) -> Array | None:
-    """The first input with several elements per row."""
-    for tensor in tensors((args, kwargs)):
-        if tensor.dim() >= 1 and tensor.numel() > 1:
-            return as_array(tensor)
-    return None
+def _first_batch(args: Any, kwargs: Any) -> Tensor | None:
+    """The first input with several elements."""
+    return next((tensor for tensor in tensors((args, kwargs)) if tensor.dim() >= 1 and tensor.numel() > 1), None)
 
 
 def _fitting(value: Any, batch: Array) -> Array | None:

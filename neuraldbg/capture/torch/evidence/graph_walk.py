@@ -76,7 +76,8 @@ class Walk:
 
 
 def walk(loss: Tensor, limit: int) -> Walk:
-    """Breadth first from the loss. Holds nodes of the graph: let go of it before the backward runs."""
+    """Breadth first from the loss, without its leaves (weights). Holds nodes of the graph: let go of it before the
+    backward runs."""
     result = Walk()
     if loss.grad_fn is None:
         return result
@@ -90,7 +91,7 @@ def walk(loss: Tensor, limit: int) -> Walk:
         if mark is not None:
             result.passes.add(mark)
         for slot, (child, output) in enumerate(one.node.next_functions):
-            if child is not None and child not in result.of:
+            if child is not None and type(child).__name__ != "AccumulateGrad" and child not in result.of:
                 below = result.of[child] = _visit(child, one, slot, output)
                 waiting.append(below)
     return result

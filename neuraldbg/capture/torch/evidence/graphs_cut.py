@@ -76,6 +76,7 @@ class GraphCuts:
         self._first: IdentityTable[Tensor] = IdentityTable()
         self._written: set[Any] = set()
         self._unreached: IdentityTable[bool] = IdentityTable()
+        self._excused: list[tuple[list[int], list[int]]] = [([], [])]
         self._facts = 0
         self._cuts = 0
         core = self.core
@@ -85,7 +86,7 @@ class GraphCuts:
         core.take_part("backward_begun", "graph of the loss", self._backward)
         core.take_part("update_begun", "parameters without gradients", self._update)
         core.take_part("update_done", "end of a window", self._done)
-        core.take_part("ending", "parameters never reached", self._ending)
+        core.take_part("ending", "parameters never reached", self._note_excuses)
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
@@ -161,7 +162,11 @@ class GraphCuts:
     # -- updates -----------------------------------------------------------------------------------------------------
 
     def _update(self, optimizer: Optimizer, known: Any) -> None:
-        if not self.core.sampling or self._facts >= MOST_FACTS or not self._window.ran:
+        if not self.core.sampling or not self._window.ran:
+            return
+        if len(self._unreached) and (known.updates & (known.updates - 1)) == 0 and len(self._excused) < MOST_FACTS:
+            self._note_excuses()
+        if self._facts >= MOST_FACTS:
             return
         mine = {id(parameter) for parameter in owned(optimizer)}
         for parameter in owned(optimizer):
@@ -233,18 +238,20 @@ class GraphCuts:
         if self._window.ran or self._window.passes or self._window.raw:
             self._window = Window()
 
-    def _ending(self) -> None:
+    def _note_excuses(self) -> None:
         """Which of them have been moved after all, by hand or by averaging, or got a gradient later."""
         if not len(self._unreached):
             return
         moved = [p for p, first in self._first.items() if not _same(p, first)]
         reached = [p for p, _ in self._unreached.items() if p in self._reached or p.grad is not None]
         sites = self.core.tree.parameter_site
-        self.core.recorder.fact(
-            "unreached_end",
-            moved=sorted(site for p in moved if (site := sites.get(p)) is not None),
-            reached=sorted(site for p in reached if (site := sites.get(p)) is not None),
+        excused = (
+            sorted(site for p in moved if (site := sites.get(p)) is not None),
+            sorted(site for p in reached if (site := sites.get(p)) is not None),
         )
+        if excused not in self._excused:
+            self._excused.append(excused)
+            self.core.recorder.fact("unreached_excused", moved=excused[0], reached=excused[1])
 
 
 @torch.no_grad()

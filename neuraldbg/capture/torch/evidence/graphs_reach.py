@@ -156,10 +156,6 @@ def walk(root: Any, mark: tuple[int, int], limit: int) -> Reach:
             break
         node, depth, above, inside = queue.popleft()
         reach.nodes += 1
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            reach.leaves[id(leaf)] = (leaf, depth, above)
-            continue
         metadata = node.metadata
         before = metadata.get(MARK)
         if PASS in metadata:
@@ -174,7 +170,11 @@ def walk(root: Any, mark: tuple[int, int], limit: int) -> Reach:
         metadata[MARK] = mark
         inside = inside or (PASS in metadata and before is None)
         for child, _ in node.next_functions:
-            if child is not None and child not in seen:
+            leaf = getattr(child, "variable", None)
+            if isinstance(leaf, Tensor):
+                known = reach.leaves.get(id(leaf), (leaf, depth + 1, above))
+                reach.leaves[id(leaf)] = (leaf, known[1], max(known[2], above))
+            elif child is not None and child not in seen:
                 seen.add(child)
                 queue.append((child, depth + 1, above, inside))
     return reach

@@ -50,7 +50,7 @@ class Line:
     same: int = 0  # made over the very parameters the one before had
     untouched: int = 0  # ... which nothing had written to since its last update
     equal: int = 0  # ... and with the same settings
-    gone: int = 0  # the model before no longer existed
+    models: list[weakref.ref[nn.Module]] = field(default_factory=list)
     last: Any = None
     began: int = 0  # update at which the last one was made
 
@@ -62,6 +62,7 @@ class Births:
         self.modules: IdentityTable[Stack] = IdentityTable()  # modules that hold others -> lines that made them
         self._lines: dict[tuple[str, str], Line] = {}
         self._models: IdentityTable[bool] = IdentityTable()
+        self._given: IdentityTable[bool] = IdentityTable()  # parameters that were loaded
         self._introduced = 0
         self._known: set[int] = set()
         self._updates = capture.updates
@@ -69,6 +70,7 @@ class Births:
         core.take_part("optimizer_created", "optimizers made", self._optimizer_made)
         core.take_part("update_done", "updates of optimizers made", self._updated)
         core.take_part("pass_begun", "models made", self._pass)
+        core.take_part("loaded", "models loaded", self._loaded)
         core.take_part("ending", "what was made", self._ending)
         assembled = core.guard.shield("modules made")(self._assembled)
 
@@ -103,6 +105,8 @@ class Births:
         if root is None or root in self._models:
             return
         self._models[root] = True
+        if len(self._given) and any(parameter in self._given for parameter in root.parameters()):
+            self.core.recorder.fact("model_loaded", site=one.model.site)
         stack = self.modules.get(root)
         if not stack:
             return
@@ -110,10 +114,17 @@ class Births:
         step = self.core.recorder.step
         if line.count > 1:
             line.updates.append(step - line.began)
-            line.gone += line.last is not None and line.last() is None
-        line.began, line.last = step, weakref.ref(root)
+        line.began = step
+        if len(line.models) < 64:
+            line.models.append(weakref.ref(root))
         self._introduce("model_made", one.model.site, stack)
         self._write_line(line)
+
+    def _loaded(self, owner: Any, *_: Any) -> None:
+        """Before its first pass a model has no site yet that a row of the ledger could name."""
+        if isinstance(owner, nn.Module):
+            for parameter in owner.parameters():
+                self._given[parameter] = True
 
     # -- optimizers --------------------------------------------------------------------------------------------------
 
@@ -183,7 +194,7 @@ class Births:
             same_parameters=line.same,
             untouched=line.untouched,
             same_settings=line.equal,
-            gone=line.gone,
+            gone=sum(ref() is None for ref in line.models),
             settings=[] if made is None else [str(item) for item in made.settings],
         )
 

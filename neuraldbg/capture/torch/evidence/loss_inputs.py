@@ -53,7 +53,7 @@ from neuraldbg.capture.torch.tree import Layer
 LINES = 16  # lines of the script that call backward and are looked at
 FIRST_LOOKS = 24  # on steps that are measured in full anyway
 SPACING = 1.2  # later looks: each so many times further into the run
-NEAR, DEEP = 600, 6000  # operations read below a loss, and once in a while below it and into the model
+NEAR, DEEP = 200, 6000  # operations read below a loss, and once in a while below it and into the model
 LASTING = (
     "recurrent",
     "models",
@@ -111,7 +111,7 @@ class LossInputs:
         if not one.grad:
             return
         for name, value in (("neuraldbg_in", values[:2]), ("neuraldbg_out", values[2])):
-            for tensor in tensors(value):
+            for tensor in (value,) if isinstance(value, Tensor) else tensors(value):
                 node: Any = tensor.grad_fn
                 if node is not None:
                     node.metadata.setdefault(name, []).append(layer.site)
@@ -275,27 +275,23 @@ class LossInputs:
 
     def _attention(self, number: int, one: Attention, ids: dict[str, Tensor], batches: set[int]) -> None:
         site = one.visit.layer
-        facts = {
-            **one.facts,
-            "site": site,
-            "inside": list(one.visit.inside),
-            "batch": sorted(batches)[:4],
-            "number": number,
-        }
+        inside = list(one.visit.inside)
+        facts = {**one.facts, "site": site, "inside": inside, "batch": sorted(batches)[:4], "number": number}
         facts["token_inputs"] = len(ids)
         step = self.core.recorder.step
+        keys = one.facts["shape"][one.facts["dim"]]
+        tokens = next((tensor for tensor in ids.values() if tensor.shape[1] == keys), None)
+        seen, samples, stride = seen_keys(one, 0 if tokens is None else len(tokens)) or (None, 0, 1)
 
         def arrived(arrays: dict[str, Array]) -> None:
-            seen = arrays.get("seen")
-            if seen is not None:
-                fitting = next((a for n, a in arrays.items() if n != "seen" and a.shape[1] == seen.shape[2]), None)
-                facts.update(of_seen(seen, fitting))
+            if "seen" in arrays:
+                facts.update(of_seen(arrays["seen"], arrays.get("tokens")))
             known = self._attentions.get((number, site))
             if known is None or _changed(known, facts):
                 self._attentions[number, site] = facts
                 self.core.recorder.fact("attention", at_step=step, **facts)
 
-        self.copies.take({"seen": seen_keys(one), **ids}, arrived)
+        self.copies.take({"seen": seen, "tokens": None if tokens is None else tokens[:samples, ::stride]}, arrived)
 
 
 # -- what one look gathers -----------------------------------------------------------------------------------------

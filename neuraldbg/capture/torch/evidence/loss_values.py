@@ -14,8 +14,8 @@ from torch import Tensor
 Array = NDArray[Any]
 Values = dict[str, Any]
 MOST_LABELS = 64  # different labels that are counted one by one
-ROWS_OF_SCORES = 131_072  # elements of the predictions that are looked at
-TARGETS = 65_536
+ROWS_OF_SCORES = 32_768  # elements of the predictions that are looked at
+TARGETS = 32_768
 MOST_CONFUSED = 12  # classes between which mistaken probability is told apart
 LATELY = 8  # looks that are judged together
 CLASSIFYING = ("cross_entropy", "nll", "picked_log_prob")

@@ -35,9 +35,9 @@ class Positions:
             self.core.take_part(moment, "positions", notice)
 
     def _begun(self, one: Pass, _root: Any, args: Any, kwargs: Any) -> None:
-        ids = next((t for t in tensors((args, kwargs)) if _is_tokens(t)), None)
+        ids = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and _is_tokens(t)), None)
         if ids is None:
-            return
+            return  # runs at every pass: tokens inside of lists and dicts are not looked for
         lengths = self._lengths[one.grad]
         if len(lengths) < LENGTHS:
             lengths.add(ids.shape[1])

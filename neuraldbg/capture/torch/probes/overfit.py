@@ -7,6 +7,7 @@ from typing import Any
 
 from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite, inputs_of
 from neuraldbg.capture.torch.probes.sample import OptimizerTrace, Sample, Samples
+from neuraldbg.capture.torch.probes.stage import Stage
 from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss
 
 MOST_UPDATES = 300
@@ -46,6 +47,8 @@ def overfit(bench: Bench) -> Fact:
         **bench.about(own.samples[0], "initial" if own.initial else "final"),
         "batches": len(own.samples),
         "rows": min(_rows(sample) for sample in own.samples),
+        "parameters": parameter_count(bench.stage),
+        "labels": experiment.labels,
         "updates": arms["own"].updates,
         "run_updates": trace.updates,
         "optimizer": trace.kind.__name__,
@@ -74,6 +77,10 @@ def _momentum(options: dict[str, Any]) -> float | None:
 def _median(values: list[float]) -> float:
     known = sorted(value for value in values if math.isfinite(value))
     return known[len(known) // 2] if known else math.nan
+
+
+def parameter_count(stage: Stage) -> int:
+    return sum(parameter.numel() for parameter in stage.parameters() if parameter.requires_grad)
 
 
 def _rows(sample: Sample) -> int:
@@ -105,6 +112,8 @@ class _Experiment:
             longer = int(min(most, 3 * updates))
             arms["own"] = self._arm(Change(), longer, slice_s)
             updates = longer
+        if self._cramped(arms["own"]):
+            arms["one_batch"] = self._one_batch(3 * updates, 0.3 * slice_s)
         norms = arms["own"].norms[:8]
         for name in self._questions(arms["own"]):
             if self.bench.left_s < (1 / FOR_ARMS - 1) * slice_s:
@@ -114,6 +123,21 @@ class _Experiment:
                 change = self._change(name, count, _median(norms) if norms else 1.0)
                 arms[name] = self._arm(change, count, self.bench.left_s)
         return arms
+
+    def _cramped(self, own: Arm) -> bool:
+        """Fewer parameters than a batch has labels, and little learned: is there room for even one batch?"""
+        return not own.diverged and own.last > 0.5 * self.first and parameter_count(self.stage) < 2 * self.labels
+
+    def _one_batch(self, updates: int, seconds: float) -> Arm:
+        only = self.samples[:1]
+        first = mean_loss(self.stage, only, self.stage.weights(initial=bool(self.bench.specimen.initial)))
+        trial = Trial(self.stage, only, self.traces, Change(), self.backwards, first)
+        return trial.run(updates, self.bench.time.part(seconds))
+
+    @property
+    def labels(self) -> int:
+        """Numbers that the first batch asks the model for."""
+        return sum(target.numel() for target in self.samples[0].tape.targets.values())
 
     def _failed(self) -> bool:
         return not self.final < 0.7 * self.first

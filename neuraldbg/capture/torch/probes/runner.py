@@ -15,7 +15,15 @@ from neuraldbg.capture.torch.probes.sample import Samples
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
 
-NAMES = ("cross_sample", "future_token", "train_eval", "token_dependence", "overfit", "label_permutation")
+NAMES = (
+    "cross_sample",
+    "future_token",
+    "train_eval",
+    "token_dependence",
+    "standardised",
+    "overfit",
+    "label_permutation",
+)
 MOST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
 FEWEST_UPDATES = 8

@@ -1,0 +1,168 @@
+"""Do the labels have anything to do with the inputs? Two plain predictors, asked on pairs the loss was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.evidence.rows import Array, as_array, keys_of
+
+MOST_ROWS = 1600
+FEWEST_ROWS = 96
+FEATURES = 128
+MOST_CALLS = 400
+NEIGHBOURS = 8
+SHUFFLES = 200
+MOST_CLASSES = 64
+CLASSIFYING = ("cross_entropy", "nll", "bce", "bce_with_logits")
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Pairs:
+    """Different samples of training batches with their labels, copied."""
+
+    inputs: list[Array] = field(default_factory=list)
+    labels: list[Array] = field(default_factory=list)
+    keys: set[int] = field(default_factory=set)
+    calls: int = 0
+    constant: int = 0  # batches of one label
+    unfit: bool = False
+    kind: str = ""
+    width: int | None = None
+
+
+class Relation:
+    """A fact `relation`, once enough pairs are known or at the end: how much better than shuffled labels a linear and
+    a nearest-neighbour predictor do on the other half, in standard deviations."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._pairs: Pairs | None = Pairs()
+        core.take_part("ending", "labels and inputs", self._finish)
+
+    def add(self, kind: str, inputs: Tensor | None, target: Tensor) -> None:
+        pairs = self._pairs
+        if pairs is None or inputs is None:
+            return
+        pairs.calls += 1
+        x, y = as_array(inputs), as_array(target)
+        if x is None or y is None or len(x) != len(y) or y.size != len(y) or len(x) < 2:
+            pairs.unfit = True
+        elif pairs.kind not in ("", kind) or pairs.width not in (None, x.size // len(x)):
+            pairs.unfit = True
+        else:
+            self._take(pairs, kind, x, y.reshape(-1))
+        if pairs.unfit:
+            self._pairs = None
+        elif len(pairs.keys) >= MOST_ROWS or pairs.calls >= MOST_CALLS:
+            self._finish()
+
+    def _take(self, pairs: Pairs, kind: str, x: Array, y: Array) -> None:
+        pairs.kind, pairs.width = kind, x.size // len(x)
+        labels = np.unique(y)
+        if kind in CLASSIFYING and len(labels) == len(y) >= 4:
+            pairs.unfit = True  # each sample is a class of its own: a contrast within the batch
+            return
+        pairs.constant += len(labels) == 1
+        rows = _as_features(x)
+        keys = keys_of(x)
+        if rows is None or keys is None:
+            pairs.unfit = True
+            return
+        new = [at for at, key in enumerate(keys.tolist()) if key not in pairs.keys]
+        pairs.keys.update(keys.tolist())
+        pairs.inputs.append(rows[new])
+        pairs.labels.append(y[new].astype(np.float64))
+
+    def _finish(self) -> None:
+        pairs, self._pairs = self._pairs, None
+        if pairs is None or len(pairs.keys) < FEWEST_ROWS or pairs.constant > 0.5 * pairs.calls:
+            return
+        inputs = np.concatenate(pairs.inputs)[:MOST_ROWS]
+        labels = np.concatenate(pairs.labels)[:MOST_ROWS]
+        found = relation_of(inputs, labels, classes=pairs.kind in CLASSIFYING)
+        if found is not None:
+            self.core.recorder.fact("relation", kind=pairs.kind, **found)
+
+
+def _as_features(array: Array) -> Array | None:
+    """At most so many numbers for each row; ids as counts."""
+    rows = array.reshape(len(array), -1)
+    if array.dtype.kind == "f":
+        step = -(-rows.shape[1] // FEATURES)
+        found: Array = rows[:, ::step].astype(np.float32)
+        return found if np.isfinite(found).all() else None
+    if array.dtype.kind not in "iu":
+        return None
+    counts = np.zeros((len(rows), FEATURES), np.float32)
+    np.add.at(counts, (np.arange(len(rows))[:, None], rows % FEATURES), 1.0)
+    return counts
+
+
+def relation_of(inputs: Array, labels: Array, *, classes: bool) -> dict[str, Any] | None:
+    x = inputs.astype(np.float64)
+    spread = x.std(0)
+    x = (x - x.mean(0))[:, spread > 1e-12] / spread[spread > 1e-12]
+    y = _targets(labels, classes=classes)
+    if x.shape[1] == 0 or y is None or len(x) < FEWEST_ROWS:
+        return None
+    order = np.random.default_rng(0).permutation(len(x))  # a generator of our own
+    x, y = x[order], y[order]
+    half = len(x) // 2
+    parts = [(slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))]
+    linear = [_surprise(_ridge(x[a], y[a], x[b]), y[b]) for a, b in parts]
+    near = [_surprise(_nearest(x[a], y[a], x[b]), y[b]) for a, b in parts]
+    return {
+        "rows": len(x),
+        "features": int(x.shape[1]),
+        "classes": int(y.shape[1]) if classes else None,
+        "linear": float(sum(linear) / np.sqrt(2)),
+        "near": float(sum(near) / np.sqrt(2)),
+        "structure": _structure(x),
+        "label_variance": None if classes else float(labels.var()),
+    }
+
+
+def _targets(labels: Array, *, classes: bool) -> Floats | None:
+    if not classes:
+        spread = labels.std()
+        return ((labels - labels.mean()) / spread)[:, None] if spread > 1e-12 else None
+    known, where = np.unique(labels, return_inverse=True)
+    return np.eye(len(known))[where] if 2 <= len(known) <= MOST_CLASSES else None
+
+
+def _ridge(x: Floats, y: Floats, other: Floats) -> Floats:
+    gram = x.T @ x + 0.1 * len(x) * np.eye(x.shape[1])
+    found: Floats = other @ np.linalg.solve(gram, x.T @ (y - y.mean(0)))
+    return found
+
+
+def _nearest(x: Floats, y: Floats, other: Floats) -> Floats:
+    distance = (x * x).sum(1)[None] - 2 * other @ x.T
+    nearest = np.argpartition(distance, NEIGHBOURS, axis=1)[:, :NEIGHBOURS]
+    found: Floats = (y - y.mean(0))[nearest].mean(1)
+    return found
+
+
+def _surprise(predicted: Floats, y: Floats) -> float:
+    """How far the agreement with the labels lies from that with shuffled ones, in deviations."""
+    rng = np.random.default_rng(1)
+    true = float((predicted * y).sum())
+    by_chance = np.array([float((predicted * y[rng.permutation(len(y))]).sum()) for _ in range(SHUFFLES)])
+    spread = float(by_chance.std())
+    return (true - float(by_chance.mean())) / spread if spread > 0 else 0.0
+
+
+def _structure(x: Floats) -> float | None:
+    """The largest eigenvalue of the correlations over what pure noise of this size would give; 1 = noise."""
+    rows, features = x.shape
+    if features < 2:
+        return None
+    largest = float(np.linalg.eigvalsh(x.T @ x / rows)[-1])
+    return largest / float((1 + np.sqrt(features / rows)) ** 2)
