@@ -74,7 +74,11 @@ def run(request: Request) -> int:
     outcome = program.run()
     _wait_for_threads()
     attachment.close(
-        exit_code=outcome.exit_code, error=outcome.error, duration_s=time.monotonic() - began, signal=outcome.signal
+        exit_code=outcome.exit_code,
+        error=outcome.error,
+        error_at=outcome.error_at,
+        duration_s=time.monotonic() - began,
+        signal=outcome.signal,
     )
     verdict = viewer.finish()
     _die_by_signal(outcome)

@@ -20,11 +20,13 @@ _OURS = str(Path(__file__).resolve().parent) + os.sep
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program ended: its exit code, the last line of an exception, the signal it should die of."""
+    """How a program ended: its exit code, the last line of an exception, the signal it should die of, and the line of
+    the user's that raised."""
 
     exit_code: int
     error: str | None = None
     signal: int | None = None
+    error_at: str | None = None  # "train.py:42"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,21 @@ def _uncaught(error: BaseException) -> Outcome:
     last = traceback.format_exception_only(type(error), error)[-1].strip()
     if isinstance(error, KeyboardInterrupt):
         return Outcome(130, last, int(signal.SIGINT))
-    return Outcome(1, last)
+    return Outcome(1, last, error_at=_last_line(error.__traceback__))
+
+
+def _last_line(trace: TracebackType | None) -> str | None:
+    """The innermost line outside installed packages and the standard library."""
+    library = os.path.dirname(os.__file__) + os.sep
+    found = None
+    while trace is not None:
+        file = os.path.abspath(trace.tb_frame.f_code.co_filename)
+        if f"{os.sep}site-packages{os.sep}" not in file and not file.startswith((library, _OURS)):
+            here = os.getcwd() + os.sep
+            shown = file[len(here) :] if file.startswith(here) else os.path.basename(file)
+            found = f"{shown}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
 
 
 def _chain(error: BaseException) -> list[BaseException]:

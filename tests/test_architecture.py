@@ -29,6 +29,7 @@ AT_MODULE_LEVEL = {"cli": BASE, "__main__": BASE | {"cli"}}  # and the rest only
 CATCHES_ALL = {  # our own failures; whatever the user's script raises
     ROOT / "neuraldbg" / "capture" / "guard.py",
     ROOT / "neuraldbg" / "script.py",
+    ROOT / "neuraldbg" / "analysis" / "diagnose.py",  # a finder that fails is named in the judgement
 }
 PROGRAMS = ROOT / "tests" / "programs"  # written as other people write
 LARGEST_FILE, LONGEST_FUNCTION = 400, 40

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, dataloader
 from watching import calls, facts, net, train, watching
 
 from neuraldbg.capture.torch.passes import PassRecord, RngState
+from neuraldbg.capture.torch.probes.sample import MOST_SAMPLES
 from neuraldbg.records import Call
 
 OWNERS = [
@@ -268,12 +269,12 @@ def test_a_graph_the_user_keeps_does_not_keep_our_records(tmp_path: Path) -> Non
     model, kept = net(), []
     with watching(tmp_path):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(5):
+        for _ in range(20):
             loss = model(torch.randn(8, 4)).sum()
             loss.backward(retain_graph=True)
             optimizer.step()
             kept.append(loss)
-        assert _alive(PassRecord) == 0
+        assert _alive(PassRecord) <= MOST_SAMPLES, "but a few batches that are kept for experiments"
 
 
 @pytest.mark.parametrize("keep_outputs", [True, False])

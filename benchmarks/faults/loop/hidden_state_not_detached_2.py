@@ -30,7 +30,7 @@ model = LeakyMemory(8, 600, 4)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 trace = torch.zeros(256, 600)
 stream = sensor(256, 8)
-for tick in range(120):
+for tick in range(90):
     x, y = next(stream)
     pred, trace = model(x, trace)
     loss = nn.functional.mse_loss(pred, y)

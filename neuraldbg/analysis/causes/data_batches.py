@@ -213,7 +213,8 @@ def _copies_in_epoch(evidence: Evidence) -> Finding | None:
             continue
         workers = int(fact.get("workers") or 0)
         every = used["least_times"] == used["most_times"] == workers > 1
-        if data_set(evidence) is not None and not every:
+        held = data_set(evidence)
+        if held is not None and held["rows"] > held["batch"] and not every:
             continue  # the set itself was looked at
         site = evidence.sites[fact["site"]]
         text = f"one epoch of {site.path} holds {distinct} different samples among {rows}"

@@ -10,6 +10,7 @@ from typing import Any
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.loop_reading import (
     Fact,
+    deepest_layer,
     error_of,
     latest,
     owners_of_lines,
@@ -86,7 +87,8 @@ def _foreign_gradients(evidence: Evidence, reaches: dict[int, Fact]) -> Iterator
         for line, count in foreign.items():
             if count >= FEWEST and 2 * count >= seen and _upstream(reaches.get(line), optimizer, owners[line]):
                 leaks.add(line)
-                yield _leak(evidence, optimizer, (line, owners[line]), (count, seen))
+                fed = reaches[line]["fed_passes"]
+                yield _leak(evidence, optimizer, (line, owners[line]), (count, seen), fed)
     yield from _harmless_leaks(evidence, reaches, owners, leaks)
 
 
@@ -99,7 +101,10 @@ def _upstream(reach: Fact | None, optimizer: int, owners: set[int]) -> bool:
     return optimizer in depth and bool(own) and depth[optimizer] > min(own)
 
 
-def _leak(evidence: Evidence, optimizer: int, line: tuple[int, set[int]], seen: tuple[int, int]) -> Finding:
+def _leak(
+    evidence: Evidence, optimizer: int, line: tuple[int, set[int]], seen: tuple[int, int], fed: list[int]
+) -> Finding:
+    """`fed` = passes whose input had a graph: there the detach is missing."""
     source, owners = evidence.source(line[0]), line[1]
     mine, theirs = variable(evidence, optimizer), variable(evidence, next(iter(owners)))
     return Finding(
@@ -107,9 +112,11 @@ def _leak(evidence: Evidence, optimizer: int, line: tuple[int, set[int]], seen: 
         Severity.CRITICAL,
         f"the loss of {theirs} also fills the gradients that {mine}.step() applies: detach what comes from its network",
         step=_first_step(evidence, optimizer),
-        source=source,
+        layer=deepest_layer(evidence, sorted(parameters_owned(evidence).get(optimizer, ()))),
+        source=_target_line(evidence, fed) or source,
         evidence={
             "optimizer": mine,
+            "backward_line": source or "unknown",
             "loss_belongs_to": theirs,
             "updates_with_foreign_gradients": seen[0],
             "updates_looked_at": seen[1],
@@ -157,36 +164,31 @@ def _moving_targets(evidence: Evidence, reaches: dict[int, Fact]) -> Iterator[Fi
             continue
         target = {models[number] for number in side["passes"] if number in models}
         against = {models[number] for number in side["against"] if number in models}
-        if not target or not against or not (against & trained_models(evidence)):
+        if not target or not (against & trained_models(evidence)):
             continue
-        same = bool(target & against)
-        name = variable(evidence, next(iter(target)))
-        owned = _is_owned(evidence, target)
-        sure = side["maximal"] and same
+        only = side["only_parameters"]
+        owned = set().union(*parameters_owned(evidence).values(), set())
+        moved = bool(side["shared_parameters"]) or bool(owned & set(only))
+        layer = deepest_layer(evidence, only)
+        name = layer or variable(evidence, next(iter(target)))
         yield Finding(
             "missing_detach",
-            Severity.WARNING if (sure or (owned and not same)) else Severity.INFO,
+            Severity.WARNING if moved else Severity.INFO,
             f"the target of the loss is computed by {name} and still has its graph: the gradient also moves the target",
             step=reach["step"],
+            layer=layer,
             source=_target_line(evidence, side["passes"]) or evidence.source(line),
             evidence={
-                "model": name,
-                "target_by_the_same_model": str(same),
+                "model": variable(evidence, next(iter(target))),
+                "parameters_only_behind_the_target": len(only),
+                "parameters_behind_both": side["shared_parameters"],
                 "takes_a_maximum": str(side["maximal"]),
                 "backward_line": evidence.source(line) or "unknown",
             },
-            confidence=0.85 if sure else 0.8 if owned and not same else 0.45,
+            confidence=0.45 if not moved else 0.88 if side["maximal"] or only else 0.82,
             inference="a target should be a constant of the step: no_grad or detach()",
         )
         return
-
-
-def _is_owned(evidence: Evidence, models: set[int]) -> bool:
-    return any(
-        site is not None and site.model in models
-        for sites in parameters_owned(evidence).values()
-        for site in map(evidence.sites.get, sites)
-    )
 
 
 def _models_of_passes(evidence: Evidence) -> dict[int, int]:

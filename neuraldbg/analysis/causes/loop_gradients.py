@@ -241,6 +241,9 @@ def _order(evidence: Evidence, optimizer: int) -> str | None:
             since = ""
     if found["right"] > 0.2 * sum(found.values()):
         return None
+    backwards = evidence.of_call(Call.BACKWARD)["seq"]
+    if len(backwards) and evidence.of_call(Call.STEP, site=optimizer)["seq"][0] < backwards[0]:
+        return "early"  # in a loop the two orders look alike but for their beginning
     return "cleared" if found["cleared"] > found["early"] else "early"
 
 

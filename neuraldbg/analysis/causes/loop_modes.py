@@ -126,6 +126,7 @@ def eval_mode_in_training(evidence: Evidence) -> Iterator[Finding]:
             f"{name} is trained in evaluation mode {when} so its {kinds} do not do their work",
             step=int(wrong[0]),
             last_step=int(wrong[-1]),
+            layer=evidence.name(modes[0]["first"]),
             source=line,
             evidence={
                 "model": name,
@@ -172,13 +173,12 @@ def train_mode_in_eval(evidence: Evidence) -> Iterator[Finding]:
             Severity.WARNING,
             f"{name} is evaluated in training mode: its {kinds} act as in training",
             step=min(int(passes.step[first]), evidence.last_step),
-            layer=None,
+            layer=evidence.name(modes[0]["first_on"]),
             source=evidence.source(int(passes.source[first])),
             evidence={
                 "model": name,
                 "evaluation_passes_in_train_mode": int(chosen.sum()),
                 "layers": kinds,
-                "first_layer": evidence.name(modes[0]["first_on"]) or "unknown",
             },
             confidence=0.9 if not passes.grad[chosen].any() else 0.82,
             inference="model.eval() is missing before these passes",

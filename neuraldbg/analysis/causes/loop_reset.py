@@ -30,6 +30,7 @@ _TRIAL = re.compile(
 class Loop:
     """The innermost loop around a line, over all the functions on the stack."""
 
+    source: str  # the line inside it
     names: tuple[str, ...]
     over_range: bool
     inner_names: tuple[str, ...]  # of loops inside it
@@ -49,6 +50,7 @@ class Loop:
 
 
 def _loop(evidence: Evidence, stack: list[str]) -> Loop | None:
+    """Of the line that makes something, or of the nearest call that leads to it."""
     for source in stack:
         where = place(source)
         tree = None if where is None else _tree(evidence, where.file)
@@ -56,7 +58,7 @@ def _loop(evidence: Evidence, stack: list[str]) -> Loop | None:
             continue
         loops = [node for node in _scope(tree, where.line) if isinstance(node, ast.For | ast.While)]
         if loops:
-            return _described(evidence, loops[-1], where.file)
+            return _described(evidence, loops[-1], source)
     return None
 
 
@@ -85,7 +87,8 @@ def _scope(tree: ast.Module, line: int) -> list[ast.AST]:
     return list(around[last + 1 :])
 
 
-def _described(evidence: Evidence, loop: ast.AST, file: str) -> Loop:
+def _described(evidence: Evidence, loop: ast.AST, source: str) -> Loop:
+    file = source.rpartition(":")[0]
     names: tuple[str, ...] = ()
     over_range = False
     if isinstance(loop, ast.For):
@@ -98,7 +101,7 @@ def _described(evidence: Evidence, loop: ast.AST, file: str) -> Loop:
     end = getattr(loop, "end_lineno", 0) or 0
     if step is not None and step.file == file and getattr(loop, "lineno", 0) <= step.line <= end:
         depth = sum(node.lineno <= step.line <= (node.end_lineno or 0) for node in inner)
-    return Loop(names, over_range, inner_names, depth)
+    return Loop(source, names, over_range, inner_names, depth)
 
 
 def _stateful(fact: Fact) -> bool:
@@ -145,14 +148,14 @@ def state_reset_in_loop(evidence: Evidence) -> Iterator[Finding]:
             severity,
             f"{fact['class']} is created {fact['count']} times inside the loop, every {each:g} updates: {lost} is lost",
             step=int(next((count for count in fact["updates"] if count), 1)),
-            source=fact["source"],
+            source=loop.source if loop else fact["source"],
             evidence={
                 "what": fact["what"],
                 "class": fact["class"],
                 "times": fact["count"],
                 "updates_each": each,
                 "loop_over": ", ".join(loop.names) if loop else "unknown",
-                "text": text_at(evidence, fact["source"]).strip()[:120],
+                "text": text_at(evidence, loop.source if loop else fact["source"]).strip()[:120],
             },
             confidence=0.5 if severity is Severity.INFO else 0.95 if model else 0.92,
             inference="the line belongs before the loop",
@@ -235,7 +238,7 @@ def _keeping_line(evidence: Evidence, name: str | None) -> str | None:
     """`history.append(out)`, `total += loss`, `total = total + loss`"""
     if name is None:
         return None
-    last = re.escape(name.rpartition(".")[2])
+    last = re.escape(name.rpartition(".")[2]).replace("'", "[\"']")
     for pattern in (rf"\b{last}\.(append|extend|add|appendleft|insert)\(", rf"\b{last}\s*(\[[^\]]*\]\s*)?\+=",
                     rf"\b{last}\s*=\s*.*\b{last}\b\s*\+", rf"\b{last}\[[^\]]*\]\s*="):  # fmt: skip
         line = anywhere(evidence, re.compile(pattern))

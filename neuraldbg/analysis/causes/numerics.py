@@ -234,12 +234,13 @@ def exp_overflow(evidence: Evidence) -> Iterator[Finding]:
         return
     if diverging(evidence, origin):
         return
-    top = origin.get("largest_input")
-    over = counted(origin, "over_88")
-    if not over and not counted(origin, "inf"):
-        return
-    how = f" up to {top:.4g}" if over and top is not None else ""
-    summary = f"{origin['op']} is given numbers{how}{_place(origin)}: the result overflows"
+    given = [one for one in origin.get("inputs", ()) if one.get("name") != "result"]
+    top = max((one.get("max") or 0.0 for one in given), default=0.0)
+    over, infinite = max((one.get("over_88") or 0 for one in given), default=0), counted(origin, "inf")
+    if not over and not infinite:
+        return  # overflowed elsewhere
+    how = f"is given numbers up to {top:.4g}" if over else f"gives {many(infinite, 'infinity').replace('ys', 'ies')}"
+    summary = f"{origin['op']} {how}{_place(origin)}: the result overflows"
     yield found(evidence, origin, "exp_overflow", (summary, "the infinities become NaN where they meet"), over_88=over)
 
 
@@ -292,7 +293,8 @@ def fully_masked_attention(evidence: Evidence) -> Iterator[Finding]:
     rows = counted(origin, "neg_inf_rows")
     if not rows:
         return
-    masked_by = next((link["op"] for link in origin.get("chain", ()) if "fill" in str(link["op"])), None)
+    mask = next(iter(origin.get("chain", ())), {})
+    masked_by = f"{mask['op']} ({mask['source']})" if mask.get("op") != "_softmax" and mask.get("source") else None
     summary = f"{many(rows, 'row')} of the softmax{_place(origin)} with -inf everywhere: every key is masked"
     yield found(evidence, origin, "fully_masked_attention", (summary, "softmax of such a row is 0/0 = NaN"),
                 masked_rows=rows, masked_by=masked_by)  # fmt: skip

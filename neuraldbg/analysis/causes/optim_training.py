@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.optim_arms import numbers, overfit_of
+from neuraldbg.analysis.causes.optim_arms import Overfit, numbers, overfit_of
 from neuraldbg.analysis.causes.optim_schedule import updates_per_epoch
 from neuraldbg.analysis.detectors.loss_curve import blocks_of, main_loss
 from neuraldbg.analysis.evidence import Evidence
@@ -110,7 +110,7 @@ def insufficient_capacity(evidence: Evidence) -> Iterator[Finding]:
     reached = [arm.last for arm in (probe.own, *probe.arms.values()) if not arm.diverged]
     if not reached or min(reached) < 0.5 * probe.first:
         return
-    guess = _guessing(evidence)
+    guess = _guessing(probe)
     one = probe.arms.get("one_batch")
     proven = one is not None and guess is not None and one.last > 0.7 * guess[1] and guess[0] > 0.95 * guess[1]
     if not proven and min(reached) < max(0.6 * probe.first, 0.8 * probe.final):
@@ -134,10 +134,7 @@ def insufficient_capacity(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _guessing(evidence: Evidence) -> tuple[float, float] | None:
+def _guessing(probe: Overfit) -> tuple[float, float] | None:
     """The final loss with the true labels and with shuffled ones."""
-    for fact in evidence.facts("probe"):
-        true, shuffled = fact.get("final_true"), fact.get("final_permuted")
-        if fact["name"] == "label_permutation" and true is not None and shuffled is not None:
-            return true, shuffled
-    return None
+    true, shuffled = probe.fact.get("final_loss"), probe.fact.get("final_shuffled")
+    return None if true is None or shuffled is None else (float(true), float(shuffled))

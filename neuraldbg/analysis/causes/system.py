@@ -30,7 +30,7 @@ def slow_dataloader(evidence: Evidence) -> Iterator[Finding]:
     them, larger batches, pin_memory on a GPU.
     """
     for site in evidence.of_kind(SiteKind.LOADER):
-        waited = _waited(evidence, site.id)
+        waited = waiting_for(evidence, site.id)
         if waited is None or waited["share"] <= HALF or waited["seconds"] < LEAST_S:
             continue
         fact: dict[str, Any] = next((f for f in evidence.facts("loader") if f["site"] == site.id), {})
@@ -54,7 +54,7 @@ def slow_dataloader(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _waited(evidence: Evidence, site: int) -> dict[str, Any] | None:
+def waiting_for(evidence: Evidence, site: int) -> dict[str, Any] | None:
     batches = evidence.of_call(Call.BATCH, site=site)
     if len(batches["step"]) < ENOUGH_BATCHES:
         return None

@@ -29,7 +29,7 @@ def vanishing_gradient(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
             auto="S",
         )
     layers = finding.evidence.get("layers")
-    if isinstance(layers, int) and layers >= 6:
+    if isinstance(layers, float | int) and layers >= 6:
         yield Fix(f"Skip connections: the gradient has to pass {layers} layers one after the other", auto="S")
         yield Fix("Fewer layers: compare with a network of half the depth", auto="D")
 
@@ -39,7 +39,7 @@ def dead_units(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     """Dead from the start speaks for the initialisation or the input, dead later for the step size."""
     first = [fact for fact in first_activations(evidence) if evidence.name(fact.get("fed_by")) == finding.layer]
     dead, units = finding.evidence.get("dead"), finding.evidence.get("units")
-    if first and isinstance(dead, int) and (first[0].get("dead") or 0) >= 0.8 * dead:
+    if first and isinstance(dead, float | int) and (first[0].get("dead") or 0) >= 0.8 * dead:
         yield Fix(
             f"kaiming_uniform_ weights and zero biases for {finding.layer}, and inputs of unit scale: "
             f"{first[0]['dead']} of the {dead} units were dead before the first update",
@@ -47,12 +47,12 @@ def dead_units(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
         )
     else:
         yield Fix(
-            f"A smaller learning rate: the units after {finding.layer} died in training, pushed below zero by an update",
+            f"A smaller learning rate: the units after {finding.layer} died in training, pushed there by an update",
             auto="D",
         )
     yield Fix(
-        f"LeakyReLU or GELU after {finding.layer}: they keep a slope below zero, so that the {dead} of {units} units can "
-        "come back",
+        f"LeakyReLU or GELU after {finding.layer}: they keep a slope below zero, "
+        f"so that the {dead} of {units} units can come back",
         auto="S",
     )
 

@@ -19,6 +19,7 @@ MOST_CALLS = 400
 NEIGHBOURS = 8
 SHUFFLES = 200
 MOST_CLASSES = 64
+PRODUCTS = 400
 CLASSIFYING = ("cross_entropy", "nll", "bce", "bce_with_logits")
 Floats = NDArray[np.float64]
 
@@ -35,6 +36,7 @@ class Pairs:
     unfit: bool = False
     kind: str = ""
     width: int | None = None
+    ids: bool = False  # whole numbers as inputs
 
 
 class Relation:
@@ -44,27 +46,30 @@ class Relation:
     def __init__(self, core: Core) -> None:
         self.core = core
         self._pairs: Pairs | None = Pairs()
+        self._last = (0, -1)
         core.take_part("ending", "labels and inputs", self._finish)
 
     def add(self, kind: str, inputs: Tensor | None, target: Tensor) -> None:
         pairs = self._pairs
-        if pairs is None or inputs is None:
+        if pairs is None:
             return
         pairs.calls += 1
+        if inputs is None or self._last == (id(inputs), self.core.backwards):
+            self._pairs = None  # two passes or two losses: which label belongs to which input is not known
+            return
+        self._last = (id(inputs), self.core.backwards)
         x, y = as_array(inputs), as_array(target)
-        if x is None or y is None or len(x) != len(y) or y.size != len(y) or len(x) < 2:
-            pairs.unfit = True
-        elif pairs.kind not in ("", kind) or pairs.width not in (None, x.size // len(x)):
-            pairs.unfit = True
-        else:
+        if x is not None and y is not None and _paired(pairs, kind, x, y):
             self._take(pairs, kind, x, y.reshape(-1))
+        else:
+            pairs.unfit = True
         if pairs.unfit:
             self._pairs = None
         elif len(pairs.keys) >= MOST_ROWS or pairs.calls >= MOST_CALLS:
             self._finish()
 
     def _take(self, pairs: Pairs, kind: str, x: Array, y: Array) -> None:
-        pairs.kind, pairs.width = kind, x.size // len(x)
+        pairs.kind, pairs.width, pairs.ids = kind, x.size // len(x), x.dtype.kind != "f"
         labels = np.unique(y)
         if kind in CLASSIFYING and len(labels) == len(y) >= 4:
             pairs.unfit = True  # each sample is a class of its own: a contrast within the batch
@@ -86,9 +91,16 @@ class Relation:
             return
         inputs = np.concatenate(pairs.inputs)[:MOST_ROWS]
         labels = np.concatenate(pairs.labels)[:MOST_ROWS]
-        found = relation_of(inputs, labels, classes=pairs.kind in CLASSIFYING)
+        found = relation_of(inputs, labels, classes=pairs.kind in CLASSIFYING, ids=pairs.ids)
         if found is not None:
             self.core.recorder.fact("relation", kind=pairs.kind, **found)
+
+
+def _paired(pairs: Pairs, kind: str, x: Array, y: Array) -> bool:
+    """One label for each row, and rows like those before."""
+    if len(x) != len(y) or y.size != len(y) or len(x) < 2:
+        return False
+    return pairs.kind in ("", kind) and pairs.width in (None, x.size // len(x))
 
 
 def _as_features(array: Array) -> Array | None:
@@ -105,7 +117,7 @@ def _as_features(array: Array) -> Array | None:
     return counts
 
 
-def relation_of(inputs: Array, labels: Array, *, classes: bool) -> dict[str, Any] | None:
+def relation_of(inputs: Array, labels: Array, *, classes: bool, ids: bool = False) -> dict[str, Any] | None:
     x = inputs.astype(np.float64)
     spread = x.std(0)
     x = (x - x.mean(0))[:, spread > 1e-12] / spread[spread > 1e-12]
@@ -117,14 +129,18 @@ def relation_of(inputs: Array, labels: Array, *, classes: bool) -> dict[str, Any
     half = len(x) // 2
     parts = [(slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))]
     linear = [_surprise(_ridge(x[a], y[a], x[b]), y[b]) for a, b in parts]
+    products = _products(x)
+    crossed = [_surprise(_ridge(products[a], y[a], products[b]), y[b]) for a, b in parts]
     near = [_surprise(_nearest(x[a], y[a], x[b]), y[b]) for a, b in parts]
     return {
         "rows": len(x),
         "features": int(x.shape[1]),
         "classes": int(y.shape[1]) if classes else None,
-        "linear": float(sum(linear) / np.sqrt(2)),
-        "near": float(sum(near) / np.sqrt(2)),
+        "linear": float(np.mean(linear)),
+        "crossed": float(np.mean(crossed)),
+        "near": float(np.mean(near)),
         "structure": _structure(x),
+        "ids": ids,
         "label_variance": None if classes else float(labels.var()),
     }
 
@@ -140,6 +156,19 @@ def _targets(labels: Array, *, classes: bool) -> Floats | None:
 def _ridge(x: Floats, y: Floats, other: Floats) -> Floats:
     gram = x.T @ x + 0.1 * len(x) * np.eye(x.shape[1])
     found: Floats = other @ np.linalg.solve(gram, x.T @ (y - y.mean(0)))
+    return found
+
+
+def _products(x: Floats) -> Floats:
+    """Squares and products of two features: what a sum of them cannot see."""
+    features = x.shape[1]
+    pairs = [(a, b) for a in range(features) for b in range(a, features)]
+    if len(pairs) > PRODUCTS:
+        chosen = np.random.default_rng(2).choice(len(pairs), PRODUCTS, replace=False)
+        pairs = [pairs[at] for at in chosen.tolist()]
+    first, second = np.array(pairs).T
+    products = x[:, first] * x[:, second]
+    found: Floats = (products - products.mean(0)) / (products.std(0) + 1e-12)
     return found
 
 

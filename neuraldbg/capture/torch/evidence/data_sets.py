@@ -74,9 +74,12 @@ class DataSets:
         self._places: tuple[int, NDArray[np.int64]] | None = None  # of the current step's batch
         self.evaluated_on_trained: float | None = None  # share of the last evaluation batch's rows
         self._room = ROW_BYTES
-        self._last: Callable[[], Tensor | None] = lambda: None
+        self._last: Callable[[], Tensor | None] = _nothing
+        self._since_backward = 0
+        self._alone = False  # the last training pass is the only one of its backward, with one tensor as input
         for moment, notice in (
             ("pass_begun", self._pass_begun),
+            ("backward_done", self._backward_done),
             ("update_done", self._update_done),
             ("ending", self._write),
         ):
@@ -90,6 +93,8 @@ class DataSets:
         if not one.grad:
             self._evaluation(args, kwargs)
             return
+        before, self._last, self._alone = self._last, _nothing, self._since_backward == 0
+        self._since_backward += 1
         searching = self.found is None and self._passes in SEARCHES
         self._passes += 1
         following = self.found is not None and (self.found.followed < FOLLOWED or self.found.target_name is None)
@@ -107,8 +112,9 @@ class DataSets:
             self._search(batch, keys)
         if self.found is not None:
             self._follow(self.found, keys, one.step)
-            self.found.same_object += self.found.followed <= FOLLOWED and self._last() is tensor
+            self.found.same_object += self.found.followed <= FOLLOWED and before() is tensor
         self._last = weakref.ref(tensor)
+        self._alone = self._alone and sum(t.dim() > 0 for t in tensors((args, kwargs))) == 1
 
     def _evaluation(self, args: Any, kwargs: Any) -> None:
         """Whether the rows of an evaluation are among those trained on."""
@@ -169,8 +175,11 @@ class DataSets:
             found.in_order += places is not None and len(places) > 1 and bool((np.diff(places) == 1).all())
 
     def last_input(self) -> Tensor | None:
-        """Of the last training pass, while it is alive and its rows are looked at."""
-        return self._last()
+        """Of the training pass under way: the one a loss is computed from. None where it could be another one."""
+        return self._last() if self._alone else None
+
+    def _backward_done(self, *_: Any) -> None:
+        self._since_backward = 0
 
     # -- targets -------------------------------------------------------------------------------------------------------
 
@@ -240,6 +249,10 @@ class DataSets:
             "repeated": self.repeated,
             "complete": self.complete,
         }
+
+
+def _nothing() -> None:
+    return None
 
 
 def _first_batch(args: Any, kwargs: Any) -> Tensor | None:

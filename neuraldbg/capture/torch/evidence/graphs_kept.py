@@ -83,7 +83,7 @@ class KeptGraphs:
 
     def _holder(self) -> dict[str, Any] | None:
         """The variable, list or attribute with the most graphs in it."""
-        best: dict[str, Any] | None = None
+        best: tuple[tuple[bool, int], dict[str, Any] | None] = ((False, 0), None)
         seen: set[int] = set()
         for frame in self.core.recorder.frames.user_frames(2):
             scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
@@ -94,16 +94,17 @@ class KeptGraphs:
                     seen.add(id(value))
                     for where, what in _places(name, value):
                         found = attempt(partial(_graphs_in, what)) or 0
-                        if found > 1 and (best is None or found > best["graphs"]):
-                            file = self.core.recorder.frames.display(frame.f_code.co_filename)
-                            kind = type(what).__name__
-                            best = {"name": where, "graphs": found, "kind": kind, "file": file}
-        return best
+                        rank = (not isinstance(what, Tensor), found)  # a list before what was computed from it
+                        if found > 1 and rank > best[0]:
+                            best = rank, {"name": where, "graphs": found, "kind": type(what).__name__}
+        return best[1]
 
 
 def _places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A variable and, of the user's own objects, their attributes."""
     yield name, value
+    if type(value) is dict and len(value) <= 64:
+        yield from ((f"{name}[{key!r}]", inner) for key, inner in value.items() if isinstance(key, str | int))
     module = type(value).__module__
     plain = isinstance(value, Tensor | type) or module in ("builtins", "collections", "numpy") or callable(value)
     if plain and not isinstance(value, nn.Module):

@@ -128,7 +128,7 @@ class GraphReach:
                 by_model[model] = min(depth, by_model.get(model, depth))
             else:
                 strange += 1
-        side = target_side(loss, self._inputs)
+        side = target_side(loss, self.core.tree.parameter_site.get)
         key = (source, tuple(sorted(by_optimizer)), tuple(sorted(by_model)), side is not None)
         if key in self._written:
             return
@@ -142,6 +142,7 @@ class GraphReach:
             models_without_owner=sorted(by_model.items()),
             other_leaves=strange,
             target_side=side,
+            fed_passes=sorted(number for number in reach.passes if self._inputs.get(number))[:16],
         )
 
 

@@ -4,6 +4,7 @@ constant in the step."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -12,10 +13,11 @@ from neuraldbg.capture.torch.loss import bare
 
 _COMPARING = ("MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward")
 _NEAR = 48  # nodes between a loss and the outputs it compares
+_BELOW = 800  # nodes below those that are searched for parameters
 PASS = "neuraldbg_pass"
 
 
-def target_side(loss: Tensor, inputs_have_graph: dict[int, bool]) -> dict[str, Any] | None:
+def target_side(loss: Tensor, site_of: Callable[[Tensor], int | None]) -> dict[str, Any] | None:
     """The two sides of a squared (or absolute) difference that both lead to outputs of passes; None where only one
     does. `bootstrapped` = one side is a reward plus a scaled (maximal) output."""
     comparison = _comparison(loss.grad_fn)
@@ -27,16 +29,21 @@ def target_side(loss: Tensor, inputs_have_graph: dict[int, bool]) -> dict[str, A
     described = [_describe(side) for side in sides]
     if not all(one["passes"] for one in described):
         return None
-    target = next((one for one in described if one["bootstrapped"]), None)
-    if target is None:
-        return None
+    likely = [one for one in described if one["bootstrapped"]]
+    if len(likely) != 1:
+        return None  # none, or both: predictions scaled back to their units
+    target = likely[0]
     other = described[1] if target is described[0] else described[0]
+    own, against = (
+        _parameters(side, site_of) for side in ((sides[0], sides[1]) if target is described[0] else sides[::-1])
+    )
     return {
         "passes": sorted(target["passes"])[:8],
         "against": sorted(other["passes"])[:8],
         "maximal": target["maximal"],
         "same_pass": bool(set(target["passes"]) & set(other["passes"])),
-        "input_has_graph": any(inputs_have_graph.get(number, True) for number in target["passes"]),
+        "only_parameters": sorted(own - against)[:64],  # that only the target depends on
+        "shared_parameters": len(own & against),
     }
 
 
@@ -55,6 +62,22 @@ def _comparison(root: Any) -> Any:
         if PASS not in node.metadata:
             queue.extend(children)
     return None
+
+
+def _parameters(side: Any, site_of: Callable[[Tensor], int | None]) -> set[int]:
+    found: set[int] = set()
+    queue, seen = deque([side]), {side}
+    while queue and len(seen) < _BELOW:
+        node = queue.popleft()
+        leaf = getattr(node, "variable", None)
+        site = site_of(leaf) if isinstance(leaf, Tensor) else None
+        if site is not None:
+            found.add(site)
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                queue.append(child)
+    return found
 
 
 def _describe(side: Any) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from neuraldbg.capture.torch.tree import Layer
 
 LINES = 16  # lines of the script that call backward and are looked at
 FIRST_LOOKS = 24  # on steps that are measured in full anyway
-SPACING = 1.2  # later looks: each so many times further into the run
+SPACING = 1.3  # later looks: each so many times further into the run
 NEAR, DEEP = 200, 6000  # operations read below a loss, and once in a while below it and into the model
 LASTING = (
     "recurrent",

@@ -93,5 +93,7 @@ def from_suspect(suspect: Suspect, line: str | None) -> Answer:
     links = [{"op": op, "layer": None, "source": None, "nan": None, "inf": None} for op in suspect.above]
     first = {"op": suspect.op, "layer": None, "source": line, "nan": None, "inf": None}
     answer = Answer(where, "graph", suspect.op, suspect.node, source=line, inputs=suspect.inputs)
+    if suspect.wide is not None:
+        answer.wide, answer.output = suspect.wide, {"dtype": "float16"}
     answer.chain = [first, *links]
     return answer

@@ -35,6 +35,7 @@ class Suspect:
     forward: bool = False  # its result is not finite
     backward: bool = False  # its result is, the gradient through it is not
     in_model: bool = False
+    wide: dict[str, Any] | None = None  # what the same operation gives in float32
 
 
 Walked = tuple[Any, Path, tuple[str, ...], bool]  # node, path, operations above, whether inside a pass
@@ -139,7 +140,7 @@ def _pow(kept: dict[str, Any]) -> Verdict:
         return False, False
     zero = _any(plain(x) == 0)
     negative = exponent != int(exponent) and _any(plain(x) < 0)
-    overflow = _finite(x) and not_finite(plain(x) ** exponent)
+    overflow = _finite(x) and not_finite(x**exponent)
     return overflow or negative, zero and 0 < exponent < 1
 
 
@@ -217,6 +218,12 @@ def _spread(kept: dict[str, Any]) -> Verdict:
     return isinstance(x, Tensor) and _finite(x) and isinstance(result, Tensor) and not_finite(result), False
 
 
+def _reduced(kept: dict[str, Any]) -> Verdict:
+    """A sum of finite half-precision values that is not finite."""
+    x = kept.get("self")
+    return isinstance(x, Tensor) and _finite(x) and not_finite(x.sum()), False
+
+
 def _product(kept: dict[str, Any]) -> Verdict:
     x, y = kept.get("self"), kept.get("other")
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
@@ -254,6 +261,7 @@ _KEPT: dict[str, tuple[tuple[str, ...], Judge]] = {
     "mean": (("self_sym_numel",), _mean),
     "std": (("self", "result"), _spread),
     "mul": (("self", "other"), _product),
+    "sum": (("self",), _reduced),
 }
 _STEEP = frozenset({"sqrt", "pow", "div", "rsqrt", "reciprocal", "acos", "asin", "atan2", "log", "xlogy",
                     "special_entr", "norm", "linalg_vector_norm"})  # fmt: skip
@@ -279,8 +287,27 @@ def suspects(loss: Tensor, *, into_models: bool = True) -> list[Suspect]:
 
 
 def _keep(node: Any) -> dict[str, Any]:
-    names = _KEPT.get(op_of(node))
+    op = op_of(node)
+    names = _KEPT.get(op)
+    if op == "sum" and node.next_functions:
+        below = _value_of(node.next_functions[0][0])
+        return {} if below is None else {"self": below}
     return {} if names is None else saved(node, *names[0])
+
+
+def _value_of(node: Any) -> Tensor | None:
+    """The result of a node, where it follows from what the node keeps."""
+    if node is None:
+        return None
+    kept = saved(node, "self", "other", "exponent", "result")
+    x, y, power = kept.get("self"), kept.get("other"), kept.get("exponent")
+    op = op_of(node)
+    if op == "pow" and isinstance(x, Tensor) and isinstance(power, int | float):
+        return x**power
+    if op == "mul" and isinstance(x, Tensor) and isinstance(y, Tensor):
+        return x * y
+    result = kept.get("result")
+    return result if isinstance(result, Tensor) and op in ("exp", "sqrt", "softmax", "log_softmax") else None
 
 
 def judge(op: str, kept: dict[str, Any]) -> Suspect | None:
@@ -289,9 +316,22 @@ def judge(op: str, kept: dict[str, Any]) -> Suspect | None:
     forward, backward = _KEPT[op][1](kept)
     if not forward and not backward:
         return None
+    wide = _wider(op, kept) if forward else None
     inputs = [{"name": name, **describe(value)} for name, value in kept.items() if isinstance(value, Tensor)]
     inputs += [{"name": name, "value": float(value)} for name, value in kept.items() if isinstance(value, int | float)]
-    return Suspect(op, op, (), (), inputs, bool(forward), bool(backward))
+    return Suspect(op, op, (), (), inputs, bool(forward), bool(backward), wide=wide)
+
+
+def _wider(op: str, kept: dict[str, Any]) -> dict[str, Any] | None:
+    """Of a float16 operation: whether float32 would hold its result. exp keeps only the result, so its range must
+    do: below 88 nothing overflows float32, and float16 ends at exp(11)."""
+    tensors = [value for value in kept.values() if isinstance(value, Tensor)]
+    if not any(value.dtype is torch.float16 for value in tensors):
+        return None
+    wide = {name: value.float() if isinstance(value, Tensor) else value for name, value in kept.items()}
+    if "result" not in kept and _KEPT[op][1](wide)[0]:
+        return None
+    return {"dtype": "float32", "nan": 0, "inf": 0}
 
 
 def steep_places(loss: Tensor) -> list[tuple[str, Path]]:
@@ -333,6 +373,16 @@ def bad_saved(loss: Tensor) -> tuple[str, Path, str, Tensor] | None:
         if isinstance(value, Tensor) and readable(value) and not_finite(value):
             found = (op_of(node), path, "target", value)
     return found
+
+
+def bad_constants(loss: Tensor) -> list[Tensor]:
+    """Bad tensors that nodes of the loss code keep and that need no gradient: computed outside of any graph."""
+    found = []
+    for node, _, _, inside in walk(loss.grad_fn, into_models=False, limit=400):
+        if not inside:
+            kept = saved(node, "other", "self", "weight", "target", "mask").values()
+            found += [value for value in kept if readable(value) and not_finite(value)]
+    return found[:8]
 
 
 def factor_of(loss: Tensor) -> float | None:

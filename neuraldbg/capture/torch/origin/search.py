@@ -14,9 +14,10 @@ from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.origin.answer import Answer, from_chain, from_suspect
-from neuraldbg.capture.torch.origin.graph import Path, bad_saved, judge, suspects
+from neuraldbg.capture.torch.origin.graph import Path, bad_constants, bad_saved, judge, suspects
 from neuraldbg.capture.torch.origin.lines import LossLines
 from neuraldbg.capture.torch.origin.localiser import Localiser, TimeIsUp
+from neuraldbg.capture.torch.origin.outside import maker
 from neuraldbg.capture.torch.origin.rerun import Rerun
 from neuraldbg.capture.torch.origin.values import bad_rows, describe, has_nan, not_finite, only_masks, readable
 from neuraldbg.capture.torch.passes import Pass, tensors
@@ -47,6 +48,7 @@ class Search:
             or self._passes(backward=False)
             or self._target(loss, source)
             or self._graph(loss, source)
+            or self._outside(loss)
             or Answer("loss", "graph")
         )
 
@@ -74,9 +76,29 @@ class Search:
         if found is None:
             return None
         op, path, name, tensor = found
+        made = self._computed(tensor)
+        if made is not None:
+            return made
         answer = _input(tensor, f"the {name} of {op}")
         answer.source = self.lines.of(source, path, op)
         return answer
+
+    def _outside(self, loss: Tensor) -> Answer | None:
+        """Something bad in the loss code that no graph made."""
+        for tensor in bad_constants(loss):
+            made = self._computed(tensor)
+            if made is not None:
+                return made
+        return None
+
+    def _computed(self, tensor: Tensor) -> Answer | None:
+        """A tensor that the loop itself computes, step by step: from the source of the variable that holds it."""
+        made = maker(self.core.recorder.frames, tensor)
+        if made is None or not made.in_loop:
+            return None
+        about = describe(tensor)
+        more = {"tensor": f"the variable {made.name}", "read_from_source": True}
+        return Answer("loss", "graph", made.op, source=made.line, output=about, more=more)
 
     def _graph(self, loss: Tensor, source: int) -> Answer | None:
         found = suspects(loss)
@@ -153,6 +175,9 @@ class Search:
     def _one_pass(self, again: Rerun, mode: Localiser, backward: bool) -> Answer | None:
         for position, tensor in enumerate(again.inputs()):
             if readable(tensor) and not_finite(tensor) and not _mask(tensor):
+                made = self._computed(again.live_input(position))
+                if made is not None:
+                    return made
                 answer = _input(tensor, f"input {position} of {again.one.model.name}")
                 answer.source = self._called_at(again.one)
                 answer.more["pass_input"] = position

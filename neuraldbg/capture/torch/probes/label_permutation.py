@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
 from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite
 from neuraldbg.capture.torch.probes.overfit import trainable
 from neuraldbg.capture.torch.probes.sample import Sample
-from neuraldbg.capture.torch.probes.stage import Weights, as_recorded, seeded
-from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss
+from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss, shuffled_loss
 
-PERMUTATIONS = 8
 UPDATES = 60
 RATES = (1.0, 0.1)
 
@@ -43,7 +38,7 @@ def label_permutation(bench: Bench) -> Fact:
         "held_initial": finite(_mean([fold["initial"] for fold in folds])),
         "gain": finite(gain),
         "final_true": finite(mean_loss(bench.stage, samples, final)),
-        "final_permuted": finite(_mean([_permuted(bench, sample, final)[0] for sample in samples])),
+        "final_permuted": finite(_mean([shuffled_loss(bench.stage, sample, final)[0] for sample in samples])),
         "related": (gain > 3.0) if learned and math.isfinite(gain) else None,
     }
 
@@ -75,7 +70,7 @@ def _fold(bench: Bench, train: list[Sample], held: list[Sample]) -> dict[str, fl
             break
     if best is None or not math.isfinite(best.last):
         raise Skip("the recorded batches could not be learned")
-    found = [_permuted(bench, sample, best.weights) for sample in held]
+    found = [shuffled_loss(bench.stage, sample, best.weights) for sample in held]
     return {
         "train_first": first,
         "train_last": best.last,
@@ -85,23 +80,3 @@ def _fold(bench: Bench, train: list[Sample], held: list[Sample]) -> dict[str, fl
         "permuted": _mean([one[0] for one in found]),
         "std": _mean([one[1] for one in found]) / math.sqrt(len(held)),
     }
-
-
-def _permuted(bench: Bench, sample: Sample, weights: Weights) -> tuple[float, float]:
-    """Mean and deviation of the loss over random pairings of the sample's inputs and labels."""
-    ((place, target),) = sample.tape.targets.items()
-    generator = torch.Generator().manual_seed(0)
-    losses = []
-    as_recorded(sample)
-    for _ in range(PERMUTATIONS):
-        order = torch.randperm(len(target), generator=generator)
-        losses.append(_loss(bench, sample, weights, {place: target[order.to(target.device)]}))
-    mean = _mean(losses)
-    return mean, math.sqrt(_mean([(loss - mean) ** 2 for loss in losses]))
-
-
-def _loss(bench: Bench, sample: Sample, weights: Weights, swapped: dict[int, Tensor]) -> float:
-    seeded(1)
-    with torch.no_grad():
-        copies = {number: tensor.clone() for number, tensor in weights.items()}
-        return float(bench.stage.loss(sample, copies, swapped=swapped)[0])

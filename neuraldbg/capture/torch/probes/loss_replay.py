@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,18 +41,35 @@ class Entry:
     """One value on the tape: what a pass put out, a parameter, a constant, or computed from earlier entries."""
 
     kind: str  # "output", "parameter", "constant", "computed"
-    what: Any  # (pass, leaf), the parameter, the tensor, the operation
+    what: Any  # (pass, leaf), a weak reference to the parameter, the tensor, the operation
     inputs: tuple[int, ...] = ()
     is_target: bool = False
 
 
 @dataclass(eq=False)
 class TapedPass:
+    """A recorded pass. Its modules are not held here."""
+
     record: PassRecord
-    root: nn.Module
-    entry: nn.Module
+    root_ref: weakref.ref[nn.Module]
+    entry_ref: weakref.ref[nn.Module]
     inputs: dict[int, int]  # place among the tensors of the arguments -> entry that it was computed as
     outputs: int = 0
+
+    @property
+    def root(self) -> nn.Module:
+        return _alive(self.root_ref)
+
+    @property
+    def entry(self) -> nn.Module:
+        return _alive(self.entry_ref)
+
+
+def _alive(ref: weakref.ref[nn.Module]) -> nn.Module:
+    module = ref()
+    if module is None:
+        raise Unknown("the model is gone")
+    return module
 
 
 @dataclass(eq=False)
@@ -118,7 +136,7 @@ class Tape:
     def _computed(self, node: Any, output: int, hint: Tensor | None, *, linear: bool) -> int:
         name = bare_name(node)
         if name == "AccumulateGrad":
-            return self.add(Entry("parameter", node.variable), node.variable)
+            return self.add(Entry("parameter", weakref.ref(node.variable)), node.variable)
         if name in BOUNDED_BELOW:
             self.kinds.append(name)
         linear = linear and name in LINEAR
@@ -314,7 +332,10 @@ class Tape:
         if entry.kind == "constant":
             found = swapped.get(index, entry.what)
         elif entry.kind == "parameter":
-            found = parameter(entry.what)
+            leaf = entry.what()
+            if leaf is None:
+                raise Unknown("a parameter is gone")
+            found = parameter(leaf)
         elif entry.kind == "computed":
             found = entry.what(*(value(each) for each in entry.inputs))
         else:

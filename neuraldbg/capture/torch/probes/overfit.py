@@ -8,7 +8,7 @@ from typing import Any
 from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite, inputs_of
 from neuraldbg.capture.torch.probes.sample import OptimizerTrace, Sample, Samples
 from neuraldbg.capture.torch.probes.stage import Stage
-from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss
+from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss, shuffled_loss
 
 MOST_UPDATES = 300
 FEWEST_UPDATES = 20
@@ -62,6 +62,7 @@ def overfit(bench: Bench) -> Fact:
         "in_model": own.samples[0].tape.in_model,
         "run_first_loss": finite(experiment.first),
         "final_loss": finite(experiment.final),
+        "final_shuffled": finite(experiment.shuffled()),
         "floor": finite(min((arm.lowest for arm in arms.values() if math.isfinite(arm.lowest)), default=math.nan)),
         "grad_norm": finite(_median(arms["own"].norms[:8])),
         "arms": {name: arm.as_fact() for name, arm in arms.items()},
@@ -133,6 +134,13 @@ class _Experiment:
         first = mean_loss(self.stage, only, self.stage.weights(initial=bool(self.bench.specimen.initial)))
         trial = Trial(self.stage, only, self.traces, Change(), self.backwards, first)
         return trial.run(updates, self.bench.time.part(seconds))
+
+    def shuffled(self) -> float:
+        """The loss of the final weights when labels are dealt out anew: what knowing nothing of the input costs."""
+        weights = self.stage.weights(initial=False)
+        known = [one for one in self.samples if len(one.tape.targets) == 1 and _rows(one) > 3]
+        losses = [shuffled_loss(self.stage, one, weights)[0] for one in known]
+        return sum(losses) / len(losses) if losses else math.nan
 
     @property
     def labels(self) -> int:

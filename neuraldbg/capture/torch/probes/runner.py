@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from neuraldbg.capture.guard import attempt
-from neuraldbg.capture.torch.probes.sample import Samples
+from neuraldbg.capture.torch.probes.sample import HELD_AFTER, Samples
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -19,6 +19,7 @@ NAMES = (
     "cross_sample",
     "future_token",
     "train_eval",
+    "in_place",
     "token_dependence",
     "standardised",
     "overfit",
@@ -26,7 +27,6 @@ NAMES = (
 )
 MOST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
-FEWEST_UPDATES = 8
 SHARE = 0.25  # of the run's own time
 
 
@@ -100,10 +100,12 @@ class Probes:
             return "the script was interrupted"
         if threading.current_thread() is not threading.main_thread():
             return "the run ended outside the main thread"
-        if self.core.recorder.step < FEWEST_UPDATES:
-            return f"fewer than {FEWEST_UPDATES} updates"
+        if self.core.recorder.step < HELD_AFTER:
+            return f"fewer than {HELD_AFTER} updates"
         if own is None:
             return f"no training batch could be recorded: {self.samples.why_not}"
+        if not own.whole:
+            return "the model is gone"
         good = []
         for sample in own.samples:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ MOST_BYTES = 16 * 2**20  # of all samples
 SAMPLE_BYTES = 4 * 2**20
 MODEL_BYTES = 64 * 2**20  # a larger model is not held for experiments
 INITIAL_BYTES = 32 * 2**20
+HELD_AFTER = 8  # updates; a model that was trained for fewer is not experimented with, and so not kept alive
 MOST_CHANGES = 16  # of the trained model; a run that alternates more often is not followed
 MOST_PASSES = 32  # of one loss
 RATES = 512  # learning rates that are remembered, from the first update on
@@ -58,7 +60,7 @@ class OptimizerTrace:
 class Specimen:
     """One trained model (or several that one loss trains together)."""
 
-    roots: list[nn.Module]
+    refs: list[weakref.ref[nn.Module]]
     samples: list[Sample] = field(default_factory=list)
     initial: dict[int, Tensor] = field(default_factory=dict)  # id of a parameter -> its first value
     buffers: dict[int, Tensor] = field(default_factory=dict)
@@ -68,6 +70,17 @@ class Specimen:
     offered: int = 0
     from_start: bool = False
     first_update: int = -1
+    updates: int = 0
+    held: list[nn.Module] = field(default_factory=list)  # once there is enough to experiment with
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """Those that still live."""
+        return [root for ref in self.refs if (root := ref()) is not None]
+
+    @property
+    def whole(self) -> bool:
+        return len(self.roots) == len(self.refs)
 
     def offer(self, sample: Sample) -> None:
         """Evenly spread over the run: when there is no room every second one goes."""
@@ -118,7 +131,10 @@ class Samples:
             self._skip()
             return
         entry = one.entry_module() if one.entry_module is not None else None
-        if entry is None or (self._tape is not None and len(self._tape.passes) >= MOST_PASSES):
+        if entry is None:
+            return
+        if self._tape is not None and len(self._tape.passes) >= MOST_PASSES:
+            self._give_up(f"more than {MOST_PASSES} passes before a backward")
             return
         if self._tape is None:
             self._tape = Tape()
@@ -133,7 +149,7 @@ class Samples:
             self._give_up(f"batches of more than {SAMPLE_BYTES >> 20} MB are not kept")
             return
         self._numbers[one.id] = len(tape.passes)
-        tape.passes.append(TapedPass(record, root, entry, inputs))
+        tape.passes.append(TapedPass(record, weakref.ref(root), weakref.ref(entry), inputs))
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
         number = self._numbers.get(one.id)
@@ -183,7 +199,7 @@ class Samples:
         roots = sample.roots()
         own = {id(parameter) for root in roots for parameter in root.parameters()}
         for entry in sample.tape.entries:
-            if entry is not None and entry.kind == "parameter" and id(entry.what) not in own:
+            if entry is not None and entry.kind == "parameter" and id(entry.what()) not in own:
                 raise Unknown("the loss depends on tensors outside the model")
         size = sum(p.numel() * p.element_size() for root in roots for p in root.parameters())
         if size > MODEL_BYTES:
@@ -200,10 +216,10 @@ class Samples:
         if own is not None and ids <= {id(root) for root in own.roots}:
             return own
         if own is not None and ids & {id(root) for root in own.roots} and not own.initial:
-            own.roots = [*own.roots, *(root for root in roots if all(root is not each for each in own.roots))]
+            own.refs += [weakref.ref(root) for root in roots if all(root is not each for each in own.roots)]
             return own
         self._changes += own is not None
-        self.specimen = Specimen(roots)
+        self.specimen = Specimen([weakref.ref(root) for root in roots])
         return self.specimen
 
     # -- updates ---------------------------------------------------------------------------------------------------
@@ -212,6 +228,9 @@ class Samples:
         own = self.specimen
         if own is None or not own.samples:
             return
+        own.updates += 1
+        if own.updates == HELD_AFTER:
+            own.held = own.roots
         trace = own.optimizers.get(optimizer)
         if trace is None:
             if len(own.traces) >= 8:

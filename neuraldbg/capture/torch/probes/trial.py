@@ -19,6 +19,7 @@ from neuraldbg.capture.torch.probes.stage import Stage, Weights, as_recorded, se
 
 BLOWN_UP = 1e3  # times the first loss
 CURVE = 16
+PERMUTATIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +200,19 @@ def mean_loss(stage: Stage, samples: list[Sample], weights: Weights) -> float:
             copies = {number: tensor.clone() for number, tensor in weights.items()}
             total += float(stage.loss(sample, copies)[0])
     return total / len(samples)
+
+
+def shuffled_loss(stage: Stage, sample: Sample, weights: Weights) -> tuple[float, float]:
+    """Mean and deviation of the loss over random pairings of a sample's inputs and labels."""
+    ((place, target),) = sample.tape.targets.items()
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    as_recorded(sample)
+    for _ in range(PERMUTATIONS):
+        order = torch.randperm(len(target), generator=generator).to(target.device)
+        seeded(1)
+        with torch.no_grad():
+            copies = {number: tensor.clone() for number, tensor in weights.items()}
+            losses.append(float(stage.loss(sample, copies, swapped={place: target[order]})[0]))
+    mean = sum(losses) / len(losses)
+    return mean, math.sqrt(sum((loss - mean) ** 2 for loss in losses) / len(losses))

@@ -1,0 +1,133 @@
+"""What is recorded of the data, and that recording it changes and keeps nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+from watching import facts, net, trace_of, train, watching
+
+from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.capture.torch.evidence.data_relation import relation_of
+from neuraldbg.capture.torch.evidence.rows import keys_of
+
+
+@pytest.fixture(autouse=True)
+def _no_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuraldbg.capture.torch.probes.runner.MOST_SECONDS", 0.0)
+
+
+def fit(model: nn.Module, x: Tensor, y: Tensor, epochs: int = 2) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(epochs):
+        for rows in torch.arange(len(x)).split(8):
+            optimizer.zero_grad()
+            mse_loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+
+
+def test_losses_are_the_same_bit_for_bit(tmp_path: Path) -> None:
+    plain = train(net(), 12)
+    torch.manual_seed(0)
+    with watching(tmp_path):
+        model = net()
+        watched = train(model, 12)
+    assert plain == watched
+
+
+def test_the_variable_behind_the_batches_is_found_with_its_targets(tmp_path: Path) -> None:
+    readings, level = torch.randn(40, 4), torch.randn(40, 1)
+    with watching(tmp_path):
+        fit(net(), readings, level)
+    last = facts(tmp_path, "data_set")[-1]
+    assert (last["rows"], last["distinct"], last["batch"], last["aligned"]) == (40, 40, 8, True)
+    assert (last["rows_seen"], last["distinct_seen"], last["in_order"]) == (80, 40, last["followed"])
+
+
+def test_data_of_any_kind_does_no_harm(tmp_path: Path) -> None:
+    odd = [torch.randn(6, 4, dtype=torch.bfloat16), np.arange(6.0), np.array(["a"] * 6), torch.empty(0, 4)]
+    odd += [torch.randn(6, 4, device="meta"), torch.eye(6).to_sparse(), torch.ones(6, dtype=torch.complex64)]
+    with watching(tmp_path) as capture:
+        fit(net(), torch.randn(16, 4), torch.randn(16, 1))
+    assert not capture.core.guard.broken
+    assert len(odd) == 7
+
+
+def test_nothing_of_the_users_data_is_kept_alive(tmp_path: Path) -> None:
+    with watching(tmp_path):
+        model = net()
+        x, y = torch.randn(32, 4), torch.randn(32, 1)
+        fit(model, x, y)
+        gone = [weakref.ref(x), weakref.ref(y)]
+        del x, y
+        gc.collect()
+        assert [ref() for ref in gone] == [None, None]
+
+
+def test_an_evaluation_is_one_value_and_its_rows_decide_which_series(tmp_path: Path) -> None:
+    x, y = torch.randn(32, 4), torch.randn(32, 1)
+    other, truth = torch.randn(20, 4), torch.randn(20, 1)
+    with watching(tmp_path):
+        model = net()
+        fit(model, x, y, epochs=1)
+        with torch.no_grad():
+            parts = [mse_loss(model(a), b) for a, b in zip(other.split(10), truth.split(10), strict=True)]
+            seen = mse_loss(model(x), y)
+        fit(model, x, y, epochs=1)
+    with trace_of(tmp_path) as trace:
+        evidence = Evidence(trace)
+        assert evidence.curve("eval_loss").values.tolist() == pytest.approx([float(sum(parts)) / 2])
+        assert evidence.curve("eval_loss.seen").values.tolist() == pytest.approx([float(seen)])
+        assert evidence.curve("eval_loss").steps.tolist() == [4]
+
+
+def test_torchscript_still_knows_the_losses(tmp_path: Path) -> None:
+    with watching(tmp_path):
+        loss = torch.jit.script(nn.CrossEntropyLoss())
+        scores, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+        assert torch.equal(loss(scores, labels), cross_entropy(scores, labels))
+
+
+def test_a_loader_tells_how_many_different_rows_an_epoch_has(tmp_path: Path) -> None:
+    data = TensorDataset(torch.randn(10, 4).repeat(3, 1), torch.zeros(30, 1))
+    with watching(tmp_path):
+        model = net()
+        for _ in range(2):
+            for x, y in DataLoader(data, batch_size=6):
+                fit(model, x, y, epochs=1)
+    last = facts(tmp_path, "loader_rows")[-1]
+    assert (last["rows"], last["distinct"], last["most_times"], last["iterators"]) == (30, 10, 3, 2)
+
+
+def test_the_first_layer_is_described_feature_by_feature(tmp_path: Path) -> None:
+    x = torch.randn(64, 4) * torch.tensor([1.0, 1.0, 1.0, 5000.0])
+    with watching(tmp_path):
+        fit(net(), x, torch.randn(64, 1), epochs=1)
+    first = facts(tmp_path, "entry_layer")[0]
+    assert (first["features"], first["largest_at"], first["layer"]) == (4, 3, "Linear")
+    assert first["largest_std"] / first["smallest_std"] > 1000
+
+
+def test_equal_rows_have_equal_keys_and_others_do_not() -> None:
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (2000, 16)).astype(np.float32)
+    for kind in (np.float32, np.float64, np.int8, np.int64):
+        keys = keys_of(signs.astype(kind))
+        assert keys is not None
+        assert len(np.unique(keys)) == len(np.unique(signs, axis=0))
+
+
+@pytest.mark.parametrize("law", ["linear", "product", "none"])
+def test_labels_are_related_where_a_plain_predictor_finds_a_law(law: str) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(800, 10))
+    score = {"linear": x[:, 0], "product": x[:, 0] * x[:, 1], "none": rng.normal(size=800)}[law]
+    found = relation_of(x, (score > 0).astype(float), classes=True)
+    assert found is not None
+    assert (max(found["linear"], found["crossed"], found["near"]) > 4) == (law != "none")
