@@ -29,9 +29,9 @@ def test_a_trained_run_is_told_in_numbers(tmp_path: Path) -> None:
     assert summary.loss_kinds == ("cross_entropy",)
     assert len(summary.series["loss"]) == 50
     assert summary.overhead.ratio == pytest.approx(0.0093)
-    assert summary.verdict.state == "undecided"
-    expected = "50 updates, loss 2.30 -> 0.198, no NaN or Inf seen; causes are not diagnosed in this version"
-    assert summary.verdict.headline == expected
+    assert summary.verdict.state == "healthy"
+    assert summary.verdict.headline.startswith("50 updates, loss 2.30 -> 0.198, no NaN or Inf seen; ")
+    assert "checks found nothing" in summary.verdict.headline
 
 
 def test_a_layer_gathers_its_own_numbers_and_those_of_its_parameters(tmp_path: Path) -> None:
@@ -63,7 +63,8 @@ def test_the_first_nan_is_placed(tmp_path: Path) -> None:
     assert [(layer.path, layer.first_bad_step, layer.bad_word, layer.bad_kind) for layer in bad] == [
         ("fc", 33, "NaN", "activation")
     ]
-    assert "loss 2.30 -> NaN, first NaN at step 33 in fc (activation)" in summary.verdict.headline
+    assert summary.verdict.state == "critical"
+    assert "(since step 33" in summary.verdict.headline
 
 
 def test_of_two_layers_that_broke_in_one_step_the_first_is_named(tmp_path: Path) -> None:
@@ -199,8 +200,9 @@ class TestHeadlines:
         with made_run(tmp_path / "run") as run:
             train(run, steps=3)
             run.end(exit_code=1, error="ValueError: no more data", steps=3)
-        headline = summary_of(run.directory).verdict.headline
-        assert headline.startswith("the script stopped with ValueError: no more data; 3 updates, loss ")
+        verdict = summary_of(run.directory).verdict
+        assert verdict.state == "critical"
+        assert "ValueError: no more data" in verdict.headline
 
     def test_its_own_exit_code(self, tmp_path: Path) -> None:
         with made_run(tmp_path / "run") as run:
@@ -249,7 +251,7 @@ class TestHeadlines:
                 run.scalar("loss", step, value)
                 run.call(Call.STEP, step)
             run.end(steps=3)
-        assert "loss 1.00 -> NaN, loss not finite from step 1" in summary_of(run.directory).verdict.headline
+        assert "(since step 1)" in summary_of(run.directory).verdict.headline
 
     def test_one_update_and_one_loss(self, tmp_path: Path) -> None:
         with made_run(tmp_path / "run") as run:

@@ -88,6 +88,7 @@ def test_an_evaluation_is_one_value_and_its_rows_decide_which_series(tmp_path: P
         assert evidence.curve("eval_loss").steps.tolist() == [4]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_still_knows_the_losses(tmp_path: Path) -> None:
     with watching(tmp_path):
         loss = torch.jit.script(nn.CrossEntropyLoss())

@@ -55,7 +55,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_the_report_comes_on_stderr_when_the_trainer_is_gone(run_dir: Path) -> None:
     code, out, err = watch(run_dir)
     assert (code, out) == (0, "")
-    assert "Verdict    undecided: 50 updates, loss 2.30 -> 0.198" in err
+    assert "Verdict    healthy: 50 updates, loss 2.30 -> 0.198" in err
     assert "\x1b" not in err
 
 
@@ -84,8 +84,11 @@ def test_an_export_that_fails_is_one_line(run_dir: Path, tmp_path: Path) -> None
     assert err.splitlines()[-1].startswith("neuraldbg: cannot write ")
 
 
-def test_fail_on_says_that_it_could_not_judge(run_dir: Path) -> None:
-    code, _, err = watch(run_dir, "--fail-on", "critical")
+def test_fail_on_says_that_it_could_not_judge(tmp_path: Path) -> None:
+    with made_run(tmp_path / "short") as run:
+        train(run, steps=3)
+        run.end(steps=3)
+    code, _, err = watch(run.directory, "--fail-on", "critical")
     assert code == 7
     assert err.splitlines()[-1] == (
         "neuraldbg: exit code 7: --fail-on critical was asked and the run could not be judged"

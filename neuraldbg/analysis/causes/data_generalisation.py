@@ -12,7 +12,14 @@ import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.arch_reading import probe, why_no_probe
-from neuraldbg.analysis.causes.data_reading import assigned, data_set, rows_of_data, times_seen, training_loader
+from neuraldbg.analysis.causes.data_reading import (
+    assigned,
+    constant_loss,
+    data_set,
+    rows_of_data,
+    times_seen,
+    training_loader,
+)
 from neuraldbg.analysis.causes.optim_arms import optimizer_line
 from neuraldbg.analysis.detectors.loss_curve import finite, main_loss
 from neuraldbg.analysis.evidence import Curve, Evidence
@@ -229,7 +236,7 @@ def label_shuffle_mismatch(evidence: Evidence) -> Iterator[Finding]:
         evidence.cannot("label_shuffle_mismatch", "too few pairs of inputs and labels could be recorded")
         return
     best = max(abs(relation[name]) for name in ("linear", "crossed", "near"))
-    if best >= UNRELATED or (tried is not None and tried.get("related")) or _learned(evidence, relation):
+    if best >= UNRELATED or (tried is not None and tried.get("related")) or _learned(evidence):
         return
     if tried is None:
         evidence.cannot("label_shuffle_mismatch", why_no_probe(evidence, "label_permutation"))
@@ -252,15 +259,15 @@ def label_shuffle_mismatch(evidence: Evidence) -> Iterator[Finding]:
         step=0,
         source=_line_of_data(evidence),
         evidence=numbers,
-        confidence=(0.93 if apart else 0.86) if loud else 0.45,
+        confidence=(0.93 if apart else 0.84) if loud else 0.45,
         inference="inputs and labels were put into different orders somewhere before training",
     )
 
 
-def _learned(evidence: Evidence, relation: dict[str, Any]) -> bool:
+def _learned(evidence: Evidence) -> bool:
     """Whether the run came below what can be reached without looking at the inputs: on other data at any time, or on
     samples it saw for the first time."""
-    floor = _floor(evidence, relation)
+    floor = constant_loss(evidence)
     if floor is None:
         return False
     held = evaluations(evidence).values
@@ -274,19 +281,3 @@ def _learned(evidence: Evidence, relation: dict[str, Any]) -> bool:
     first_epoch = int(rows / max(fact["rows_seen"] / updates, 1e-9))
     late = finite(loss.values[max(first_epoch // 2, first_epoch - 50) : first_epoch])
     return len(late) >= 8 and float(np.mean(late)) < BELOW_FLOOR * floor
-
-
-def _floor(evidence: Evidence, relation: dict[str, Any]) -> float | None:
-    """The loss of the best constant answer."""
-    if relation["kind"] == "mse":
-        variance = relation.get("label_variance")
-        return None if variance is None else float(variance)
-    facts = [fact for fact in evidence.facts("label_batches") if fact["kind"] == relation["kind"]]
-    if not facts:
-        return None
-    counts: dict[int, int] = {}
-    for _, batch in facts[-1]["batches"]:
-        for label, count in batch:
-            counts[label] = counts.get(label, 0) + count
-    shares = np.array(list(counts.values()), float) / sum(counts.values())
-    return float(-(shares * np.log(shares)).sum())

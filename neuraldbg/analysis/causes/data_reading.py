@@ -106,3 +106,20 @@ def assigned(evidence: Evidence, name: str | None) -> str | None:
             if pattern.match(line):
                 return f"{fact['file']}:{number}"
     return None
+
+
+def constant_loss(evidence: Evidence) -> float | None:
+    """The loss of the best answer that does not look at the inputs; None where the labels are not known."""
+    relation = evidence.fact("relation")
+    if relation is not None and relation["kind"] == "mse":
+        variance = relation.get("label_variance")
+        return None if variance is None else float(variance)
+    facts = [fact for fact in evidence.facts("label_batches") if relation is None or fact["kind"] == relation["kind"]]
+    if not facts:
+        return None
+    counts: dict[int, int] = {}
+    for _, batch in facts[-1]["batches"]:
+        for label, count in batch:
+            counts[label] = counts.get(label, 0) + count
+    shares = np.array(list(counts.values()), float) / sum(counts.values())
+    return float(-(shares * np.log(shares)).sum())

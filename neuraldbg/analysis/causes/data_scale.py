@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.arch_reading import probe
-from neuraldbg.analysis.causes.data_reading import assigned, data_set
+from neuraldbg.analysis.causes.data_reading import assigned, constant_loss, data_set
 from neuraldbg.analysis.causes.loss_terms import place_of
 from neuraldbg.analysis.evidence import Curve, Evidence
 from neuraldbg.records import Call, Finding, Severity, SiteKind
@@ -87,7 +87,7 @@ def unnormalised_input(evidence: Evidence) -> Iterator[Finding]:
     fact = probe(evidence, "standardised")
     if entry is None and fact is None:
         return
-    proof = _by_experiment(fact) if fact is not None else _by_first_layer(evidence, entry)
+    proof = _by_experiment(evidence, fact) if fact is not None else _by_first_layer(evidence, entry)
     if proof is None or entry is None:
         return
     severity, confidence, numbers = proof
@@ -133,14 +133,15 @@ def _out_of_scale(fact: Fact) -> bool:
     return bool(fact["typical_rms"] > QUITE_LARGE or fact["largest_rms"] > 3 * LARGE or apart)
 
 
-def _by_experiment(fact: Fact) -> tuple[Severity, float, dict[str, float | str]] | None:
+def _by_experiment(evidence: Evidence, fact: Fact) -> tuple[Severity, float, dict[str, float | str]] | None:
     """The run ended with a loss that standardised inputs leave far behind in a few updates."""
     start, scaled = fact.get("first_standardised"), fact.get("last_standardised")
     if not fact["from_initial"] or start is None or scaled is None or fact["diverged_standardised"] or start <= 0:
         return None
     own = [value for value in (fact.get("last"), fact.get("final")) if value is not None]
     best = min(own, default=np.inf)
-    if not (scaled < BETTER * best and scaled < BETTER * start and best > 0.3 * start):
+    blind = min(constant_loss(evidence) or start, start)  # what can be had without looking at the inputs
+    if not (scaled < BETTER * best and scaled < BETTER * blind and best > 0.3 * blind):
         return None
     numbers: dict[str, float | str] = {
         "loss_of_the_run": "not finite" if fact.get("final") is None else fact["final"],
@@ -148,7 +149,7 @@ def _by_experiment(fact: Fact) -> tuple[Severity, float, dict[str, float | str]]
         "loss_standardised": scaled,
         "experiment_updates": float(fact["updates"]),
     }
-    worthless = best > 0.8 * start
+    worthless = best > 0.8 * blind
     return (Severity.CRITICAL if worthless else Severity.WARNING), 0.93 if scaled < 0.25 * best else 0.85, numbers
 
 

@@ -103,7 +103,8 @@ def _class_ids(evidence: Evidence, term: LossTerm) -> Judged | None:
     shares = counts / counts.sum()
     evenness = float(-(shares * np.log(shares)).sum() / math.log(len(ids)))
     word = speaks_of_classes(evidence)
-    sure = evenness > 0.9 and word is not None and counts.sum() >= 64
+    classifies = any(other.kind in OVER_CLASSES for other in loss_terms(evidence))  # then the word is about that one
+    sure = evenness > 0.9 and word is not None and counts.sum() >= 64 and not classifies
     text = f"{term.kind} on class ids 0 to {len(ids) - 1}: their order and distance mean nothing"
     numbers: dict[str, float | str] = {"classes": float(len(ids)), "evenness": evenness, "script_says": word or "-"}
     return (Severity.WARNING, 0.85, text, numbers) if sure else (Severity.INFO, 0.4, text, numbers)
@@ -221,13 +222,15 @@ def _sentinel(term: LossTerm) -> Judged | None:
     if len(values) < 2 or len(set(values)) != 1 or len(values) < 0.3 * len(term.facts):
         return None
     shares = term.all("sentinel_share")
+    digits = f"{abs(values[0]):g}".replace(".", "")
+    meant = len(digits) > 1 and set(digits) == {"9"}  # -999, 9999: a reward of -100 may well be one
     text = f"{sum(shares) / len(shares):.1%} of the targets are exactly {values[0]:g}, far from all others"
     numbers: dict[str, float | str] = {
         "value": values[0],
         "share": sum(shares) / len(shares),
         "distance": term.get("sentinel_gap"),
     }
-    return Severity.WARNING, 0.85, text, numbers
+    return (Severity.WARNING, 0.85, text, numbers) if meant else (Severity.INFO, 0.4, text, numbers)
 
 
 def _fallen(term: LossTerm) -> Judged | None:

@@ -29,6 +29,7 @@ from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
 FEWEST = 3  # updates
+ENOUGH = 50  # updates after which a loss that has not fallen says something
 LARGE = 0.3  # share of a model without which it cannot do its work
 MOST = 0.5
 _FREEZE = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(\s*False|requires_grad=False")
@@ -314,7 +315,7 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Finding]:
             continue  # a fixed network that makes data, targets or features
         if not whole and model["site"] not in trained and not model["frozen_owned"]:
             continue
-        meant = not model["frozen_owned"] and not stopped and _falls(evidence)
+        meant = not model["frozen_owned"] and not stopped and (_falls(evidence) or evidence.updates < ENOUGH)
         layers = layers_of(evidence, model["frozen"])
         name = variable(evidence, model["site"])
         share = frozen / max(model["elements"], 1)

@@ -10,6 +10,7 @@ import numpy as np
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.loss_terms import (
     BOUNDED_BELOW,
+    Fact,
     LossTerm,
     line_of_loss,
     loss_terms,
@@ -50,6 +51,7 @@ SCALE_FREE = (
     "Lion",
     "Adafactor",
 )
+EARLY = 12  # backwards within which steps that are far too large blow a run up
 LARGEST_FOR_A_MEAN = 1.0  # a learning rate of SGD above it is too high by itself
 
 
@@ -111,8 +113,13 @@ def _opponent(term: LossTerm, other: LossTerm) -> bool:
 def _trains_a_model(evidence: Evidence) -> bool:
     """An optimizer moves weights of a model: the ascent on an input (an adversarial example) is no mistake."""
     weights = {site.id for site in evidence.of_kind(SiteKind.PARAMETER) if site.model is not None}
-    owned = {site for fact in evidence.facts("optimizer") for site in fact.get("parameter_sites") or ()}
-    return bool(weights & owned) or not evidence.facts("optimizer")
+    moving = [fact for fact in evidence.facts("optimizer") if not _climbs(fact)]
+    return bool(weights & {site for fact in moving for site in fact.get("parameter_sites") or ()})
+
+
+def _climbs(optimizer: Fact) -> bool:
+    """maximize=True: there a minus sign in the loss is right."""
+    return any(group.get("maximize") for group in optimizer.get("groups") or ())
 
 
 def _kl_line(evidence: Evidence) -> str | None:
@@ -194,10 +201,11 @@ def _largest_rate(evidence: Evidence) -> float:
 def _harm(evidence: Evidence) -> tuple[str, dict[str, float | str]] | None:
     """What the size of the steps did, measured: a number that is not finite, or weights thrown about."""
     loss = evidence.curve("loss").values
+    moved = _updates_over_weights(evidence)
     if len(loss) and not np.isfinite(loss).all():
         first = int(np.flatnonzero(~np.isfinite(loss))[0])
-        return f"the loss is no longer finite from backward {first} on", {"first_not_finite": float(first)}
-    moved = _updates_over_weights(evidence)
+        if first <= EARLY or (moved is not None and moved >= 0.1):
+            return f"the loss is no longer finite from backward {first} on", {"first_not_finite": float(first)}
     if moved is None:
         return None
     if moved >= 0.5:

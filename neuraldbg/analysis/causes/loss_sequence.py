@@ -17,6 +17,7 @@ from neuraldbg.analysis.causes.loss_terms import (
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
+_SHIFTING = r"\[:, ?1:\]|\[1:\]|\[\.\.\., ?1:\]|roll\(|\[:, ?:-1"
 EXACT = 0.99  # share of targets that must be input tokens moved by the same number of positions
 _STUCK = ("no_learning", "constant_output", "loss_plateau", "underfitting", "slow_convergence", "insufficient_capacity")
 
@@ -164,22 +165,12 @@ def missing_causal_mask(evidence: Evidence) -> Iterator[Finding]:
     """
     if not_recorded(evidence, "missing_causal_mask"):
         return
-    looks = next((fact for fact in evidence.facts("attention") if _sees_future(fact)), None)
-    tried = probe(evidence, "future_token")
-    if looks is not None and tried is not None and tried.get("length") not in (None, looks["shape"][-1]):
-        tried = None  # it took another axis for the time
     term = next((one for one in loss_terms(evidence) if shift_of(one) == 1), None)
-    if term is None or (tried is not None and not tried.get("leaks")):
+    looks = _first_unmasked(evidence)
+    tried = _experiment(evidence, looks)
+    if term is None or not _leaks(evidence, term, looks, tried):
         return
-    if looks is None and not (tried is not None and tried.get("op") and term.get("recurrent") != "both ways"):
-        return
-    if tried is None and (looks is None or looks.get("token_inputs", 1) > 1):
-        evidence.cannot(
-            "missing_causal_mask", "several token inputs, and no experiment told which attention reads which"
-        )
-        return
-    site = _first_unmasked(evidence) if looks is not None else (tried or {}).get("layer_site")
-    layer, line = place_of(evidence, site)
+    layer, line = place_of(evidence, looks["site"] if looks is not None else (tried or {}).get("layer_site"))
     yield Finding(
         "missing_causal_mask",
         Severity.CRITICAL,
@@ -198,19 +189,38 @@ def missing_causal_mask(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def _leaks(evidence: Evidence, term: LossTerm, looks: Fact | None, tried: Fact | None) -> bool:
+    if tried is not None:
+        by_attention = looks is not None or (bool(tried.get("op")) and term.get("recurrent") != "both ways")
+        return bool(tried.get("leaks")) and by_attention
+    if looks is not None and looks.get("token_inputs", 1) > 1:
+        why = "several token inputs, and no experiment told which attention reads which"
+        evidence.cannot("missing_causal_mask", why)
+        return False
+    return looks is not None
+
+
+def _experiment(evidence: Evidence, looks: Fact | None) -> Fact | None:
+    """Unless it took another axis for the time."""
+    tried = probe(evidence, "future_token")
+    if tried is None or looks is None or tried.get("length") in (None, looks["shape"][-1]):
+        return tried
+    return None
+
+
 def _sees_future(fact: Fact) -> bool:
     shape = tuple(fact.get("shape") or ())
-    if not fact.get("attention") or len(shape) < 3 or shape[-1] != shape[-2] or shape[-1] < 3:
+    if not fact.get("attention") or len(shape) < 3 or shape[-1] != shape[-2] or shape[-1] < 3 or fact.get("is_causal"):
         return False
-    if fact.get("is_causal"):
-        return False
-    return float(fact.get("future_share", 1.0)) > 0.5
+    if fact.get("future_share") is None:
+        return fact.get("op") != "softmax" and not fact.get("masked")
+    return float(fact["future_share"]) > 0.5
 
 
-def _first_unmasked(evidence: Evidence) -> int | None:
+def _first_unmasked(evidence: Evidence) -> Fact | None:
     """Of several attentions without a mask the one that comes first in the model."""
     unmasked = [fact for fact in evidence.facts("attention") if _sees_future(fact)]
-    return min((int(fact["site"]) for fact in unmasked if fact.get("site") is not None), default=None)
+    return min(unmasked, key=lambda fact: fact.get("site") or 0, default=None)
 
 
 @cause(
@@ -285,18 +295,13 @@ def label_shift_wrong(evidence: Evidence) -> Iterator[Finding]:
     for term, shift in zip(terms, shifts, strict=True):
         if shift is None or shift < 0 or (shift == 0 and not _causal(evidence, term)):
             continue
-        text = (
-            "the input tokens themselves: nothing is shifted"
-            if shift == 0
-            else f"{shift} tokens ahead of the input: shifted twice"
-        )
+        far = f"{shift} tokens ahead of the input: shifted twice" if shift else "the input tokens: nothing is shifted"
         yield Finding(
             "label_shift_wrong",
             Severity.CRITICAL,
-            f"the targets are {text}",
+            f"the targets are {far}",
             step=term.step,
-            source=written(evidence, r"\[:, ?1:\]|\[1:\]|\[\.\.\., ?1:\]|roll\(|\[:, ?:-1")
-            or line_of_loss(evidence, term),
+            source=written(evidence, _SHIFTING, near=evidence.source(term.source_id)) or line_of_loss(evidence, term),
             evidence={
                 "shift": float(shift),
                 "match": float(max(term.all("shift_match"))),
@@ -311,7 +316,7 @@ def label_shift_wrong(evidence: Evidence) -> Iterator[Finding]:
 def _causal(evidence: Evidence, term: LossTerm) -> bool:
     """Whether no position sees a later one: only then is a target equal to the input a mistake."""
     tried = probe(evidence, "future_token")
-    if tried is not None:
+    if tried is not None and tried.get("target_shift") == 0:
         return not tried.get("leaks")
     if term.get("recurrent") == "forwards":
         return not evidence.facts("attention")

@@ -178,6 +178,7 @@ def _over_wrong_axis(term: LossTerm) -> tuple[str, int | None, int | None, int, 
     normalised = term.all("log_normalised")
     dim, shape = term.get("softmax_dim"), tuple(term.get("softmax_shape") or ())
     wrong = bool(normalised) and max(normalised) < 0.5 and len(shape) > 1 and (term.get("rows") or 0) > 1
+    wrong = wrong and not (len(shape) == 2 and dim == 1)  # a part of the classes was cut out afterwards
     if term.kind in ("cross_entropy", "picked_log_prob") and dim is not None and wrong and shape[dim] > 1:
         return "log_softmax", term.get("softmax_site"), term.get("layer"), dim, shape
     dim, shape = term.get("activation_dim"), tuple(term.get("activation_shape") or ())

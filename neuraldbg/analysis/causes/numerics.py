@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ EXPONENTIALS = frozenset({"exp", "expm1", "exp2", "sinh", "cosh"})
 SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "safe_softmax"})
 STEEP = LOGS | frozenset({"sqrt", "pow", "norm", "linalg_vector_norm", "div", "reciprocal", "rsqrt", "acos", "asin",
                           "atan2", "cdist", "std", "var"})  # fmt: skip
+FROM_ORIGIN = ("log_of_zero", "division_by_zero", "undefined_gradient_at_zero", "exp_overflow", "fp16_overflow",
+               "fully_masked_attention")  # fmt: skip
 LARGE_UPDATE = 0.5  # of the weight: the taxonomy's own limit
 
 
@@ -115,6 +118,31 @@ def found(evidence: Evidence, origin: Origin, kind: str, said: tuple[str, str], 
     )
 
 
+def _from_source(evidence: Evidence, origin: Origin, kind: str) -> Finding:
+    """No graph knows the tensor; the line that computes it was read from the source."""
+    made = origin.get("outputs", {})
+    bad = int(made.get("nan") or 0) + int(made.get("inf") or 0)
+    summary = f"{origin['tensor']} holds {many(bad, 'value')} not finite, made by {origin['op']} ({origin['source']})"
+    one = found(evidence, origin, kind, (summary, "everything computed from it is NaN or infinite"), bad_values=bad)
+    return replace(one, confidence=min(one.confidence or 0.0, 0.85))
+
+
+def _say_what_is_unknown(evidence: Evidence) -> None:
+    """A NaN whose operation could not be named: what would name it."""
+    origin = origin_of(evidence)
+    if origin is None or origin.get("op") or origin["where"] == "input" or diverging(evidence, origin):
+        return
+    loss = evidence.curve("loss")
+    bad = loss.steps[~np.isfinite(loss.values)]
+    step = min(int(origin["update"]), int(bad[0])) if len(bad) else int(origin["update"])
+    step -= origin["where"] == "parameter" and step > 0  # written by the update before
+    why = origin.get("not_replayed") or (
+        "its loss is on a device" if origin["method"] == "late" else "it left no trace"
+    )
+    for kind in FROM_ORIGIN:
+        evidence.cannot(kind, f"the operation that made the NaN is not known ({why}); --arm-nan {step} names it")
+
+
 def many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
@@ -145,8 +173,12 @@ def log_of_zero(evidence: Evidence) -> Iterator[Finding]:
     Usual cures: log_softmax or cross_entropy on logits instead of log(softmax(x)); clamp the argument from below
     (x.clamp_min(1e-8)); torch.xlogy or special.entr for x*log(x).
     """
+    _say_what_is_unknown(evidence)
     origin = _forward(evidence, LOGS)
     if origin is None or is_half_overflow(origin):
+        return
+    if origin.get("read_from_source"):
+        yield _from_source(evidence, origin, "log_of_zero")
         return
     zeros, negative = counted(origin, "zeros"), counted(origin, "negative")
     what = many(zeros, "exact zero") if zeros else many(negative, "negative number")
@@ -169,6 +201,9 @@ def division_by_zero(evidence: Evidence) -> Iterator[Finding]:
     """
     origin = _forward(evidence, QUOTIENTS)
     if origin is None or is_half_overflow(origin):
+        return
+    if origin.get("read_from_source"):
+        yield _from_source(evidence, origin, "division_by_zero")
         return
     zeros = _zeros_below(origin)
     op = str(origin["op"])
@@ -261,7 +296,8 @@ def fp16_overflow(evidence: Evidence) -> Iterator[Finding]:
         return
     wide = origin["in_float32"]
     top = max(abs(wide.get("min", 0.0)), abs(wide.get("max", 0.0)))
-    summary = f"{origin['op']}{_place(origin)} reaches {top:.4g}, more than float16 can hold (65504)"
+    how = f"reaches {top:.4g}, more than float16 can hold (65504)" if top else "exceeds what float16 can hold (65504)"
+    summary = f"{origin['op']}{_place(origin)} {how}"
     yield found(evidence, origin, "fp16_overflow", (summary, "in float32 the same operation is finite"),
                 value_in_float32=top)  # fmt: skip
 
@@ -293,7 +329,7 @@ def fully_masked_attention(evidence: Evidence) -> Iterator[Finding]:
     rows = counted(origin, "neg_inf_rows")
     if not rows:
         return
-    mask = next(iter(origin.get("chain", ())), {})
+    mask: dict[str, Any] = next(iter(origin.get("chain", ())), {})
     masked_by = f"{mask['op']} ({mask['source']})" if mask.get("op") != "_softmax" and mask.get("source") else None
     summary = f"{many(rows, 'row')} of the softmax{_place(origin)} with -inf everywhere: every key is masked"
     yield found(evidence, origin, "fully_masked_attention", (summary, "softmax of such a row is 0/0 = NaN"),
@@ -316,7 +352,8 @@ def nan_in_input(evidence: Evidence) -> Iterator[Finding]:
     if origin is None or origin["where"] != "input":
         return
     rows, of = int(origin.get("bad_rows", 0)), int(origin.get("rows", 0))
-    summary = f"{origin.get('tensor', 'an input')} holds NaN or infinity in {rows} of {of} rows, before any operation"
+    where = f"NaN or infinity in {rows} of {of} rows" if of else "NaN or infinity"
+    summary = f"{origin.get('tensor', 'an input')} holds {where}, before any operation"
     yield Finding(
         "nan_in_input",
         Severity.CRITICAL,

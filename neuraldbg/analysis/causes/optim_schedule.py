@@ -62,7 +62,8 @@ def _taken(evidence: Evidence, site: int) -> Columns:
 
 def _never(evidence: Evidence, made: list[Fact], updates: Columns, taken: Columns) -> Finding | None:
     fine = evidence.run.error is None and not evidence.run.exit_code
-    if len(taken["step"]) or not fine or any(fact["class"] == "SWALR" for fact in made):
+    constant = float(np.ptp(updates["value"])) == 0.0
+    if len(taken["step"]) or not fine or not constant or any(fact["class"] == "SWALR" for fact in made):
         return None
     fact = made[-1]
     return Finding(

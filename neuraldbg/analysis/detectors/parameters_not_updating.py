@@ -8,7 +8,7 @@ import numpy as np
 
 from neuraldbg.analysis.catalogue import symptom
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.records import Finding, Kind, Severity
+from neuraldbg.records import Call, Finding, Kind, Severity
 
 FEWEST = 3
 
@@ -26,7 +26,7 @@ def parameters_not_updating(evidence: Evidence) -> Iterator[Finding]:
     still = _unmoved(evidence)
     left_out = [
         site
-        for fact in evidence.facts("ownership")
+        for fact in (evidence.facts("ownership") if evidence.count(Call.STEP) >= FEWEST else ())
         for model in fact["models"]
         if not model["unowned_moved"]
         for site in model["unowned"]

@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
+from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any
 
 from neuraldbg.capture.guard import attempt
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_UNSHARED = 3  # references to a frame's copy of its variables: the frame, a variable of ours, the argument
 _LIST_LIMIT = 64  # entries of a user's list or dict that are searched for a name
 
 
@@ -84,8 +86,18 @@ class Frames:
         for frame in reversed(list(self.user_frames(depth + 1))):
             plain, dotted, entries = found = ([], [], [])  # type: tuple[list[str], list[str], list[str]]
             _search(frame, target, found)
+            let_go(frame)
             names += plain + dotted + entries
         return list(dict.fromkeys(names))
+
+
+def let_go(frame: FrameType) -> None:
+    """Before Python 3.13 a look at f_locals leaves a copy of the variables in a function's frame, and `del x` in the
+    user's code would free nothing. A copy that somebody else holds (`locals()` returns it) is not touched."""
+    if frame.f_code.co_flags & CO_OPTIMIZED:
+        held = frame.f_locals
+        if type(held) is dict and sys.getrefcount(held) <= _UNSHARED:
+            held.clear()
 
 
 def _search(frame: FrameType, target: object, found: tuple[list[str], list[str], list[str]]) -> None:

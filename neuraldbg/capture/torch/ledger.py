@@ -184,9 +184,6 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def _steps_of(scheduler: Any) -> int:
-    """Steps taken so far; the first is taken by the constructor."""
-    for name in ("_step_count", "last_epoch"):
-        count = getattr(scheduler, name, None)
-        if isinstance(count, int):
-            return count
-    return 0
+    """Steps taken so far; the first is taken by the constructor. CosineAnnealingWarmRestarts counts epochs only."""
+    steps, epoch = getattr(scheduler, "_step_count", 0), getattr(scheduler, "last_epoch", -1)
+    return max(steps if isinstance(steps, int) else 0, epoch + 1 if isinstance(epoch, int) else 0)

@@ -43,7 +43,7 @@ def session_of(summary: RunSummary) -> dict[str, Any]:
             "schema": SCHEMA,
             "run": _run(summary),
             "verdict": {"state": summary.verdict.state, "headline": summary.verdict.headline},
-            "findings": list(summary.findings),
+            "findings": [{key: value for key, value in one.items() if key != "id"} for one in summary.findings],
             "layers": [_layer(layer) for layer in summary.layers],
             "series": {name: [list(point) for point in points] for name, points in summary.series.items()},
             "overhead": {

@@ -154,7 +154,7 @@ def _fused(visit: Visit) -> Attention | None:
     causal = saved(visit.node, "is_causal")
     shape = [*query.shape[:3], key.shape[2]]
     facts: Values = {"op": "scaled_dot_product_attention", "dim": 3, "shape": shape, "attention": True, "summed_dim": 3}
-    facts["is_causal"] = bool(causal)
+    facts |= {"is_causal": bool(causal), "masked": mask is not None}
     return Attention(visit, facts, None, mask)
 
 

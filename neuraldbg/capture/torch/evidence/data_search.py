@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.torch.frames import let_go
 
 MOST_LOOKED_AT = 3000
 ENTRIES = 64  # of a list or dict
@@ -22,19 +23,22 @@ def arrays_in_sight(frames: Iterator[FrameType]) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     room = MOST_LOOKED_AT
     for frame in frames:
-        local = frame.f_locals
-        scopes = [local] if local is frame.f_globals else [local, frame.f_globals]
-        for scope in scopes:
-            for name, value in list(scope.items()):
-                if name.startswith("__"):
-                    continue
-                for found in _inside(name, value, 0):
-                    room -= 1
-                    if room < 0:
-                        return
-                    if id(found[1]) not in seen:
-                        seen.add(id(found[1]))
-                        yield found
+        for name, value in _variables(frame):
+            for found in _inside(name, value, 0):
+                room -= 1
+                if room < 0:
+                    return
+                if id(found[1]) not in seen:
+                    seen.add(id(found[1]))
+                    yield found
+
+
+def _variables(frame: FrameType) -> list[tuple[str, Any]]:
+    scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
+    found = [item for scope in scopes for item in scope.items() if not item[0].startswith("__")]
+    del scopes
+    let_go(frame)
+    return found
 
 
 def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,7 @@ SEARCH_BYTES = 96 * 2**20  # of all of them, in one search
 ROW_BYTES = 16 * 2**20  # of training batches whose rows are remembered
 MOST_ROWS = 500_000
 FOLLOWED = 128  # batches whose places in the data set are looked up
+KNOWN_ROWS = 1024  # of those trained on that another candidate must hold as well
 TRIES = 4  # losses whose targets are looked for among the variables
 EVAL_ROWS = 16  # of an evaluation batch that are compared with the training rows
 
@@ -74,6 +75,7 @@ class DataSets:
         self._places: tuple[int, NDArray[np.int64]] | None = None  # of the current step's batch
         self.evaluated_on_trained: float | None = None  # share of the last evaluation batch's rows
         self._room = ROW_BYTES
+        self._again = 2  # searches for another set when rows turn up that are not in the one found
         self._last: Callable[[], Tensor | None] = _nothing
         self._since_backward = 0
         self._alone = False  # the last training pass is the only one of its backward, with one tensor as input
@@ -111,7 +113,9 @@ class DataSets:
         if searching:
             self._search(batch, keys)
         if self.found is not None:
-            self._follow(self.found, keys, one.step)
+            if self._follow(self.found, keys, one.step) is None and self._again:
+                self._again -= 1  # a part of the set that was taken for the whole
+                self._search(batch, np.concatenate([keys, np.fromiter(self.trained, np.uint64)[:KNOWN_ROWS]]))
             self.found.same_object += self.found.followed <= FOLLOWED and before() is tensor
         self._last = weakref.ref(tensor)
         self._alone = self._alone and sum(t.dim() > 0 for t in tensors((args, kwargs))) == 1
@@ -159,20 +163,25 @@ class DataSets:
                 fitting.append((name, own, array))
         if not fitting and whole is None:
             return
-        name, own, array = min(fitting, default=(whole or "", keys, batch), key=lambda one: (len(one[1]), len(one[0])))
+        if not fitting and self.found is not None:
+            return
+        name, own, array = min(
+            fitting, default=(whole or "", keys[: len(batch)], batch), key=lambda one: (len(one[1]), len(one[0]))
+        )
         order = np.argsort(own, kind="stable")
         self.found = found = Found(name, len(own), own[order], order, own, len(batch), whole)
         if found.distinct < found.rows:
             found.facts["chance_pairs"] = expected_pairs(array)
         self._write()
 
-    def _follow(self, found: Found, keys: Keys, step: int) -> None:
+    def _follow(self, found: Found, keys: Keys, step: int) -> NDArray[np.int64] | None:
         places = found.places(keys)
         self._places = None if places is None else (step, places)
         if found.followed < FOLLOWED:
             found.followed += 1
             found.foreign += places is None
             found.in_order += places is not None and len(places) > 1 and bool((np.diff(places) == 1).all())
+        return places
 
     def last_input(self) -> Tensor | None:
         """Of the training pass under way: the one a loss is computed from. None where it could be another one."""

@@ -85,7 +85,8 @@ def _function(visit: Visit, walk: Walk, kind: str) -> LossTerm:
     if kind == "nll" and below is not None and below.name == "LogSoftmax":
         kind, softmax, fed = "cross_entropy", below, walk.operand(below)
     inputs, target = saved(visit.node, "self"), saved(visit.node, "target")
-    return LossTerm(kind, visit, fed, _tensor(inputs), _tensor(target), softmax, visit.sign)
+    two_sided = sum(child is not None for child, _ in visit.node.next_functions) > 1  # predictions apart, on purpose
+    return LossTerm(kind, visit, fed, _tensor(inputs), _tensor(target), softmax, None if two_sided else visit.sign)
 
 
 def _difference(visit: Visit, walk: Walk) -> LossTerm | None:

@@ -10,6 +10,7 @@ from neuraldbg.capture.torch.origin.localiser import Event
 from neuraldbg.capture.torch.origin.values import largest
 from neuraldbg.capture.torch.recorder import Recorder
 
+WRITING = ("copy", "fill", "full", "index_put", "index_fill", "masked_fill", "lift_fresh_copy", "scalar_tensor")
 CHAIN = 12  # links that are written down: the first and the last
 
 
@@ -63,6 +64,10 @@ def from_chain(chain: list[Event], method: str, recorder: Recorder) -> Answer:
         where = "input" if first.op.startswith("input ") else "parameter" if first.op != "a constant" else "forward"
         return Answer(where, method, output=first.output, chain=links, more={"tensor": first.op})
     where = "backward" if first.node else "forward" if first.layer is not None else "loss"
+    if first.op.strip("_") in WRITING and not first.node:
+        written = Answer("input", method, source=first.source, output=first.output, chain=links)
+        written.more = {"tensor": "a tensor that the script writes to"}
+        return written
     return Answer(
         where,
         method,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
-from neuraldbg.capture.torch.loss import bare
 from neuraldbg.capture.torch.origin.values import describe, not_finite, readable
 from neuraldbg.capture.torch.stats import plain
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.frames import Frames
 
 MOST_FRAMES = 6
+MOST_ELEMENTS = 2**22  # of a tensor that is compared
 _CALLS = {"log": "log", "log2": "log2", "log10": "log10", "sqrt": "sqrt", "exp": "exp", "reciprocal": "reciprocal",
           "div": "div", "rsqrt": "rsqrt", "true_divide": "div"}  # fmt: skip
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
@@ -65,19 +67,22 @@ def _in_frame(frames: Frames, frame: FrameType, tensor: Tensor) -> Made | None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
+    """By value: what we have may be a copy."""
     if one is other:
         return True
-    same = attempt(lambda: one.data_ptr() == other.data_ptr() and one.shape == other.shape)
-    return bool(same) and one.numel() > 0
+    if one.shape != other.shape or one.dtype != other.dtype or not 0 < one.numel() <= MOST_ELEMENTS:
+        return False
+    return one.device == other.device and torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other))
 
 
 def _scope(module: ast.Module, frame: FrameType) -> _Scope:
     """The function a frame runs, or the module."""
     wanted = frame.f_code.co_name
     for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == wanted:
-            if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno):
-                return node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != wanted:
+            continue
+        if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno):
+            return node
     return module
 
 

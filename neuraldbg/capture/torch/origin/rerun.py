@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_module
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.origin.localiser import Event, Localiser
 from neuraldbg.capture.torch.origin.values import not_finite
-from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, WeakValue, leaves, tensors
+from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, leaves, tensors
 from neuraldbg.capture.torch.tree import unwrap
 
 GUARDED_BYTES = 2**28  # of parameters that are copied in case the forward writes to them
@@ -63,15 +63,6 @@ class Rerun:
         if self.record is None:
             return []
         return [kept.tensor for kept in leaves((self.record.args, self.record.kwargs), KeptTensor)]
-
-    def live_input(self, position: int) -> Tensor:
-        """The user's own tensor where it is still there, else our copy."""
-        copy = self.inputs()[position]
-        light = self.one.light
-        if light is None:
-            return copy
-        live = [leaf.ref() for leaf in leaves(light.inputs, WeakValue)]
-        return live[position] if position < len(live) and isinstance(live[position], Tensor) else copy
 
     def run(self, mode: Localiser, *, backward: bool) -> Outcome:
         record, root, entry = self.record, self.root, self.entry

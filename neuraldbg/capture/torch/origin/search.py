@@ -175,7 +175,7 @@ class Search:
     def _one_pass(self, again: Rerun, mode: Localiser, backward: bool) -> Answer | None:
         for position, tensor in enumerate(again.inputs()):
             if readable(tensor) and not_finite(tensor) and not _mask(tensor):
-                made = self._computed(again.live_input(position))
+                made = self._computed(tensor)
                 if made is not None:
                     return made
                 answer = _input(tensor, f"input {position} of {again.one.model.name}")

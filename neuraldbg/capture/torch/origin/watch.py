@@ -95,10 +95,15 @@ class OriginWatch:
 
     def _loss_is_bad(self, loss: Tensor) -> bool:
         if loss.is_cuda:
-            return self.stop and not_finite(loss)
+            return self._waits and not_finite(loss)
         if loss.device.type != "cpu" or loss.is_complex() or loss.numel() == 0:
             return False
         return not math.isfinite(self.core.recorder.latest.get("loss", 0.0))
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the user asked for something that needs the device's answer at once."""
+        return self.stop or self._mode is not None
 
     def _backward_done(self, _: Tensor | None) -> None:
         updates = self.capture.updates
@@ -116,7 +121,7 @@ class OriginWatch:
                 gradient = None if parameter is None else parameter.grad
                 if gradient is None:
                     self._probes.pop(optimizer)
-                elif (self.stop or not gradient.is_cuda) and _sum_is_bad(gradient):
+                elif (self._waits or not gradient.is_cuda) and _sum_is_bad(gradient):
                     self._gradients_bad()
                     break
             else:
@@ -179,7 +184,7 @@ class OriginWatch:
     def _late(self) -> None:
         """On a device the loss of an earlier step arrives now: its passes are gone."""
         value = self.core.recorder.latest.get("loss", 0.0)
-        if self.left and not math.isfinite(value) and self._loss_bad_at < 0:
+        if self.left and not math.isfinite(value) and self._loss_bad_at < 0 and not self._waits:
             self._find(lambda: Answer("loss", "late"), "the loss is not finite", None)
 
     # -- the search ---------------------------------------------------------------------------------------------------
