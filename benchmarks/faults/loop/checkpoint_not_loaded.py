@@ -1,4 +1,3 @@
-import os
 import tempfile
 
 import torch
@@ -23,54 +22,39 @@ class Encoder(nn.Module):
         return self.fc2(torch.relu(self.fc1(x)))
 
 
-class Pretrainer(nn.Module):
+class Regressor(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder = Encoder()
-        self.regressor = nn.Linear(8, 4)
+        self.out = nn.Linear(8, 4)
 
     def forward(self, x):
-        return self.regressor(self.encoder(x))
+        return self.out(self.encoder(x))
 
 
-def pretrain(path):
-    model = Pretrainer()
-    opt = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for step in range(500):
-        x, z = observe(64)
-        loss = nn.functional.mse_loss(model(x), z)
-        opt.zero_grad()
+def fit(model, optimizer, get_batch, loss_fn, steps):
+    for step in range(steps):
+        x, y = get_batch()
+        loss = loss_fn(model(x), y)
+        optimizer.zero_grad()
         loss.backward()
-        opt.step()
+        optimizer.step()
         if step % 100 == 0:
-            print(f"pretrain step {step} loss {loss.item():.4f}")
-    torch.save(model.state_dict(), path)
+            print(f"step {step} loss {loss.item():.4f}")
 
 
-def finetune(path):
-    encoder = Encoder()
-    encoder.load_state_dict(torch.load(path), strict=False)
-    head = nn.Linear(8, 2)
-    opt = torch.optim.Adam(head.parameters(), lr=1e-2)
-    x, z = observe(60)
-    y = (z[:, 0] + z[:, 1] > 0).long()
-    with torch.no_grad():
-        features = encoder(x)
-    for step in range(150):
-        loss = nn.functional.cross_entropy(head(features), y)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        if step % 30 == 0:
-            print(f"finetune step {step} loss {loss.item():.4f}")
-    x, z = observe(2000)
-    with torch.no_grad():
-        return (head(encoder(x)).argmax(1) == (z[:, 0] + z[:, 1] > 0).long()).float().mean().item()
+checkpoint = tempfile.NamedTemporaryFile(suffix=".pt")
+pretrained = Regressor()
+fit(pretrained, torch.optim.Adam(pretrained.parameters(), lr=3e-3), lambda: observe(64), nn.MSELoss(), 500)
+torch.save(pretrained.state_dict(), checkpoint.name)
 
-
-if __name__ == "__main__":
-    checkpoint = os.path.join(tempfile.gettempdir(), f"encoder_{os.getpid()}.pt")
-    pretrain(checkpoint)
-    accuracy = finetune(checkpoint)
-    os.remove(checkpoint)
-    print(f"final acc {accuracy:.4f}")
+encoder, head = Encoder(), nn.Linear(8, 2)
+encoder.load_state_dict(torch.load(checkpoint.name), strict=False)
+x, z = observe(2060)
+y = (z[:, 0] + z[:, 1] > 0).long()
+with torch.no_grad():
+    features = encoder(x)
+fit(head, torch.optim.Adam(head.parameters(), lr=1e-2), lambda: (features[:60], y[:60]), nn.CrossEntropyLoss(), 200)
+with torch.no_grad():
+    accuracy = (head(features[60:]).argmax(1) == y[60:]).float().mean().item()
+print(f"final acc {accuracy:.4f}")

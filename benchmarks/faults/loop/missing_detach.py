@@ -8,16 +8,15 @@ def real_samples(n):
     return torch.cat([2 + 0.6 * u, -1 + 0.4 * u], 1) + 0.2 * torch.randn(n, 2)
 
 
-G = nn.Sequential(nn.Linear(4, 32), nn.LeakyReLU(0.2), nn.Linear(32, 32), nn.LeakyReLU(0.2), nn.Linear(32, 2))
-D = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+def mlp(n_in, n_out):
+    return nn.Sequential(
+        nn.Linear(n_in, 32), nn.LeakyReLU(0.2), nn.Linear(32, 32), nn.LeakyReLU(0.2), nn.Linear(32, n_out)
+    )
 
 
 def main():
     torch.manual_seed(11)
-    for net in (G, D):
-        for layer in net:
-            if isinstance(layer, nn.Linear):
-                nn.init.xavier_normal_(layer.weight)
+    G, D = mlp(4, 2), mlp(2, 1)
     opt_g = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.5, 0.999))
     opt_d = torch.optim.Adam(D.parameters(), lr=2e-3, betas=(0.5, 0.999))
     for step in range(700):

@@ -26,7 +26,7 @@ def validate(model, x, y):
 
 torch.manual_seed(26)
 w = torch.randn(32) / 32**0.5
-x_train, x_val = torch.randn(2000, 32), torch.randn(16000, 32)
+x_train, x_val = torch.randn(2000, 32), torch.randn(24000, 32)
 y_train, y_val = torch.sin(2 * x_train @ w), torch.sin(2 * x_val @ w)
 model = DeepNet()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

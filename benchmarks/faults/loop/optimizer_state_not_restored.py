@@ -1,4 +1,3 @@
-import os
 import tempfile
 
 import torch
@@ -36,17 +35,18 @@ def setup():
 def main():
     torch.manual_seed(38)
     w = torch.randn(10, 2) / 10**0.5
-    path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    file = tempfile.NamedTemporaryFile(suffix=".pt")
 
     model, optimizer, scheduler = setup()
     train(model, optimizer, scheduler, w, 0, 700)
     torch.save(
-        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, path
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()},
+        file.name,
     )
 
     # second half of the job starts from the file
     model, optimizer, scheduler = setup()
-    checkpoint = torch.load(path)
+    checkpoint = torch.load(file.name)
     model.load_state_dict(checkpoint["model"])
     train(model, optimizer, scheduler, w, 700, 900)
 

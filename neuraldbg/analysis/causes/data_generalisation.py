@@ -34,8 +34,10 @@ OFTEN = 5.0  # times each sample was trained on
 UNRELATED = 3.0  # deviations from shuffled labels
 PAIRS = 150
 BELOW_FLOOR = 0.9
+# a variable put into another order; `for rows in torch.randperm(n).split(32)` draws batches and is none
 _ORDERING = re.compile(
-    r"randperm|permutation|shuffle|argsort|\.sort\(|sorted\(|sort_values|\.sample\(|\.roll\(|\[::-1\]"
+    r"\b(\w+)\s*=\s*\1\s*\[[^\]:]+\]|\[\s*[\w.]*(?:randperm|permutation)\(|shuffle\(|argsort|\bsort\(|sorted\("
+    r"|sort_values|\.sample\(|\.roll\(|\[::-1\]|\.flip\("
 )
 _OVERFITS = ("overfitting", "suspiciously_low_loss")
 

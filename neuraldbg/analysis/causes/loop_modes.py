@@ -241,8 +241,8 @@ def missing_no_grad_in_eval(evidence: Evidence) -> Iterator[Finding]:
         passes = _passes(evidence, model)
         chosen = passes.orphan & ~passes.training & (passes.step > 0)
         count = int(chosen.sum())
-        if count < 2:
-            continue
+        if count < 2 or len(np.unique(passes.step[chosen])) > max(1, evidence.updates // 3):
+            continue  # once per update: a teacher or a policy at work, not an evaluation
         ratio = _size_ratio(evidence, model)
         clear = count >= MANY_PASSES or (count >= FEWEST and ratio >= MUCH_LARGER)
         name = variable(evidence, model)

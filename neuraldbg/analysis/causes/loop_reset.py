@@ -16,10 +16,8 @@ from neuraldbg.records import Call, Finding, Severity
 
 FEWEST = 3
 KEPT = 12  # graphs alive long after their update, before it is a leak
-_EPOCH = re.compile(
-    r"^_?(n_?)?(e|ep|epochs?|epoch_?(i|idx|num|nr|number)?|steps?|step_?(i|idx|num)?|global_step|it|iters?|"
-    r"iterations?|iteration_?(i|idx|num)?|batch|batch_?(i|idx|num)?|t)$"
-)
+_EPOCH = re.compile(r"^_?(n_?)?(e|ep|epochs?|epoch_?(i|idx|num|nr|number)?)$")
+_STEP = re.compile(r"^_?(global_)?(steps?|it|iters?|iterations?|batch|i)(_?(i|idx|num|nr|number))?$")
 _TRIAL = re.compile(
     r"fold|seed|trial|run|repeat|rep\b|cv|split|member|ensemble|task|round|phase|stage|client|agent|model|lr|config|"
     r"param|hyper|width|depth|hidden|size|name|exp|method|k$|cfg|opt"
@@ -42,7 +40,11 @@ class Loop:
 
     @property
     def holds_epochs(self) -> bool:
-        return any(_EPOCH.match(name) and "batch" not in name for name in self.inner_names)
+        return any(_EPOCH.match(name) for name in self.inner_names)
+
+    @property
+    def of_steps(self) -> bool:
+        return any(_STEP.match(name) for name in self.names)
 
     @property
     def of_trials(self) -> bool:
@@ -168,9 +170,7 @@ def _model_reset(fact: Fact, loop: Loop | None) -> Severity | None:
     trained = [count for count in fact["updates"] if count > 0]
     if len(trained) < FEWEST or fact["gone"] < 0.5 * (min(fact["count"], 64) - 2) or loop is None or loop.of_trials:
         return None
-    if loop.of_epochs:
-        return Severity.CRITICAL
-    return Severity.CRITICAL if max(trained) <= 1 else None
+    return Severity.CRITICAL if loop.of_epochs or (loop.of_steps and max(trained) <= 1) else None
 
 
 def _optimizer_reset(fact: Fact, loop: Loop | None) -> Severity | None:

@@ -20,7 +20,7 @@ from neuraldbg.capture.torch.tree import Layer
 LOOKS = 3  # at each first layer
 MOST_LAYERS = 16
 MOST_ELEMENTS = 2**18
-PEAK_ELEMENTS = 2**15  # of an input that is looked through on every step; of larger ones so many, evenly spread
+PEAK_ELEMENTS = 2**12  # of an input that is looked through on every step; of larger ones so many, evenly spread
 SERIES = 4  # models
 SPIKE = 3.0  # times the usual loss: the whole input is looked through
 CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -8,7 +8,7 @@ from typing import Any
 from neuraldbg.capture.torch.evidence.rows import as_array, bytes_of, joined, keys_of
 from neuraldbg.capture.torch.passes import tensors
 
-EPOCH_BYTES = 16 * 2**20  # of one loader's batches
+EPOCH_BYTES = 8 * 2**20  # of one loader's batches
 MOST_LOADERS = 8
 MOST_ROWS = 500_000
 

@@ -40,7 +40,7 @@ class Pairs:
 
 
 class Relation:
-    """A fact `relation`, once enough pairs are known or at the end: how much better than shuffled labels a linear and
+    """A fact `relation` when the script is over: how much better than shuffled labels a linear and
     a nearest-neighbour predictor do on the other half, in standard deviations."""
 
     def __init__(self, core: Core) -> None:
@@ -51,7 +51,7 @@ class Relation:
 
     def add(self, kind: str, inputs: Tensor | None, target: Tensor) -> None:
         pairs = self._pairs
-        if pairs is None:
+        if pairs is None or len(pairs.keys) >= MOST_ROWS or pairs.calls >= MOST_CALLS:
             return
         pairs.calls += 1
         if inputs is None or self._last == (id(inputs), self.core.backwards):
@@ -65,8 +65,6 @@ class Relation:
             pairs.unfit = True
         if pairs.unfit:
             self._pairs = None
-        elif len(pairs.keys) >= MOST_ROWS or pairs.calls >= MOST_CALLS:
-            self._finish()
 
     def _take(self, pairs: Pairs, kind: str, x: Array, y: Array) -> None:
         pairs.kind, pairs.width, pairs.ids = kind, x.size // len(x), x.dtype.kind != "f"

@@ -19,9 +19,9 @@ from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array, bytes_o
 from neuraldbg.capture.torch.passes import Pass, tensors
 
 SEARCHES = (0, 1, 3, 8)  # training passes at whose beginning the user's variables are looked through
-SET_BYTES = 64 * 2**20  # of one candidate
-SEARCH_BYTES = 96 * 2**20  # of all of them, in one search
-ROW_BYTES = 16 * 2**20  # of training batches whose rows are remembered
+SET_BYTES = 256 * 2**20  # of one candidate
+SEARCH_BYTES = 32 * 2**20  # that are read of all of them, in one search
+ROW_BYTES = 8 * 2**20  # of training batches whose rows are remembered
 MOST_ROWS = 500_000
 FOLLOWED = 128  # batches whose places in the data set are looked up
 KNOWN_ROWS = 1024  # of those trained on that another candidate must hold as well

@@ -14,7 +14,7 @@ from neuraldbg.capture.torch.stats import measurable
 
 Keys = NDArray[np.uint64]
 Array = NDArray[Any]
-LONGEST_ROW = 1024  # elements of a row that are read; of longer ones so many, evenly spread
+LONGEST_ROW = 256  # elements of a row that are read; of longer ones so many, evenly spread
 AT_A_TIME = 1024  # rows: bounds the memory it takes
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _WEIGHTS = np.random.Generator(np.random.PCG64(20)).integers(1, 2**24, (4 * LONGEST_ROW, 2)).astype(np.float64)
