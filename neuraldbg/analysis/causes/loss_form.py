@@ -174,7 +174,7 @@ def _not_log_probabilities(term: LossTerm) -> dict[str, float | str] | None:
 
 @cause(
     "wrong_activation_last_layer",
-    group="architecture",
+    group="arch",
     auto="R",
     explains=(
         *_NEVER_FITS,

@@ -12,7 +12,7 @@ from neuraldbg.records import Finding, Severity
 
 @cause(
     "position_ids_wrong",
-    group="silent",
+    group="data",
     auto="S",
     explains=("slow_convergence", "loss_plateau", "train_eval_mismatch", "underfitting", "overfitting"),
 )

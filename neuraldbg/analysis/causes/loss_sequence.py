@@ -225,7 +225,7 @@ def _first_unmasked(evidence: Evidence) -> Fact | None:
 
 @cause(
     "attention_mask_inverted",
-    group="silent",
+    group="loss",
     auto="R",
     explains=(
         *_STUCK,
@@ -274,7 +274,7 @@ def attention_mask_inverted(evidence: Evidence) -> Iterator[Finding]:
         return
 
 
-@cause("label_shift_wrong", group="silent", auto="S", explains=(*_STUCK, "suspiciously_low_loss"))
+@cause("label_shift_wrong", group="loss", auto="S", explains=(*_STUCK, "suspiciously_low_loss"))
 def label_shift_wrong(evidence: Evidence) -> Iterator[Finding]:
     """Targets are moved by the wrong number of positions.
 

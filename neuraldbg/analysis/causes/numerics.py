@@ -161,7 +161,7 @@ def _forward(evidence: Evidence, ops: frozenset[str]) -> Origin | None:
     return origin
 
 
-@cause("log_of_zero", group="numerics", auto="R", explains=CONSEQUENCES)
+@cause("log_of_zero", group="num", auto="R", explains=CONSEQUENCES)
 def log_of_zero(evidence: Evidence) -> Iterator[Finding]:
     """The logarithm of exactly 0 is taken.
 
@@ -187,7 +187,7 @@ def log_of_zero(evidence: Evidence) -> Iterator[Finding]:
                 zeros=zeros, negative=negative)  # fmt: skip
 
 
-@cause("division_by_zero", group="numerics", auto="R", explains=CONSEQUENCES)
+@cause("division_by_zero", group="num", auto="R", explains=CONSEQUENCES)
 def division_by_zero(evidence: Evidence) -> Iterator[Finding]:
     """A denominator is exactly 0.
 
@@ -226,7 +226,7 @@ def _zeros_below(origin: Origin) -> int:
     return int(values[-1].get("zeros") or 0) if values else 0
 
 
-@cause("undefined_gradient_at_zero", group="numerics", auto="R", explains=CONSEQUENCES)
+@cause("undefined_gradient_at_zero", group="num", auto="R", explains=CONSEQUENCES)
 def undefined_gradient_at_zero(evidence: Evidence) -> Iterator[Finding]:
     """The loss is finite, but its derivative is not.
 
@@ -252,7 +252,7 @@ def undefined_gradient_at_zero(evidence: Evidence) -> Iterator[Finding]:
                 zeros=zeros)  # fmt: skip
 
 
-@cause("exp_overflow", group="numerics", auto="R", explains=CONSEQUENCES)
+@cause("exp_overflow", group="num", auto="R", explains=CONSEQUENCES)
 def exp_overflow(evidence: Evidence) -> Iterator[Finding]:
     """exp of a large number overflows.
 
@@ -279,7 +279,7 @@ def exp_overflow(evidence: Evidence) -> Iterator[Finding]:
     yield found(evidence, origin, "exp_overflow", (summary, "the infinities become NaN where they meet"), over_88=over)
 
 
-@cause("fp16_overflow", group="numerics", auto="R", explains=CONSEQUENCES)
+@cause("fp16_overflow", group="num", auto="R", explains=CONSEQUENCES)
 def fp16_overflow(evidence: Evidence) -> Iterator[Finding]:
     """A half-precision value exceeds 65504.
 
@@ -313,7 +313,7 @@ def scaled_loss(origin: Origin) -> bool:
     return (origin.get("loss_factor") or 0.0) >= 128 and origin["where"] in ("backward", "loss")
 
 
-@cause("fully_masked_attention", group="numerics", auto="R", explains=CONSEQUENCES)
+@cause("fully_masked_attention", group="num", auto="R", explains=CONSEQUENCES)
 def fully_masked_attention(evidence: Evidence) -> Iterator[Finding]:
     """softmax over a row that is -inf everywhere.
 

@@ -20,7 +20,7 @@ LOST = 0.5  # share of wanted changes that rounding undid
 LARGE_SCALE = 2.0**24
 
 
-@cause("fp16_underflow", group="numerics", auto="R", explains=("update_lost_to_rounding", *SLOW, *CONSEQUENCES))
+@cause("fp16_underflow", group="num", auto="R", explains=("update_lost_to_rounding", *SLOW, *CONSEQUENCES))
 def fp16_underflow(evidence: Evidence) -> Iterator[Finding]:
     """Half-precision gradients, or the optimizer's own numbers, are flushed to zero.
 
@@ -70,7 +70,7 @@ def _zero_division(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-@cause("loss_scale_issue", group="numerics", auto="R",
+@cause("loss_scale_issue", group="num", auto="R",
        explains=("gradient_clip_misuse", "fp16_overflow", *SLOW, *CONSEQUENCES))  # fmt: skip
 def loss_scale_issue(evidence: Evidence) -> Iterator[Finding]:
     """Loss scaling is used wrongly.
@@ -192,7 +192,7 @@ def _always_skipped(evidence: Evidence, scaler: dict[str, Any]) -> Iterator[Find
     )
 
 
-@cause("update_lost_to_rounding", group="silent", auto="R", explains=SLOW)
+@cause("update_lost_to_rounding", group="num", auto="R", explains=SLOW)
 def update_lost_to_rounding(evidence: Evidence) -> Iterator[Finding]:
     """The update is smaller than the last digit of the half-precision weight.
 
@@ -228,7 +228,7 @@ def update_lost_to_rounding(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-@cause("all_labels_masked", group="silent", auto="S", explains=(*SLOW, *CONSEQUENCES, "division_by_zero"))
+@cause("all_labels_masked", group="data", auto="S", explains=(*SLOW, *CONSEQUENCES, "division_by_zero"))
 def all_labels_masked(evidence: Evidence) -> Iterator[Finding]:
     """Every target of a batch is the ignore index.
 

@@ -68,7 +68,7 @@ def gradient_accumulation_not_scaled(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-@cause("accumulation_token_imbalance", group="silent", auto="R", explains=(), excludes=())
+@cause("accumulation_token_imbalance", group="optim", auto="R", explains=(), excludes=())
 def accumulation_token_imbalance(evidence: Evidence) -> Iterator[Finding]:
     """Accumulated micro-batches of unequal size all weigh the same.
 

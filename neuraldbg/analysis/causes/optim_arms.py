@@ -15,6 +15,8 @@ from neuraldbg.records import Kind, SiteKind
 ADAPTIVE = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "SparseAdam", "Adafactor")
 NO_LEARNING = 0.8  # of the first loss: a run that ends above it has learned next to nothing of these batches
 CLEAR = 0.5  # an arm that ends below this share of the first loss has clearly learned
+CLEAR_BESIDE_RUIN = 0.8
+WORSE = 1.05
 KEEN_MOMENTUM = 0.97
 WEIGHTS = 2  # dimensions from which on a parameter counts as a weight tensor
 
@@ -43,6 +45,13 @@ class Overfit:
         """The run itself did not learn the batches it was trained on."""
         return not self.final < NO_LEARNING * self.first
 
+    @property
+    def clear(self) -> float:
+        """Below which share of the first loss an arm has clearly learned. Where the run and its own settings in the
+        experiment both end above the first loss, anything well below it tells."""
+        worse = not self.final < WORSE * self.first and (self.own.diverged or not self.own.last < WORSE * self.first)
+        return CLEAR_BESIDE_RUIN if worse else CLEAR
+
     def share(self, value: float, arm: Arm) -> float:
         """How much of what an arm gained a loss stands for: 1 = as much, 0 = nothing."""
         return float(np.clip((self.first - value) / max(self.first - arm.last, 1e-12), -1.0, 2.0))
@@ -50,7 +59,7 @@ class Overfit:
     def learned(self, name: str) -> Arm | None:
         """An arm that clearly learned in the time that was given, where the run did not come half as far."""
         arm = self.arms.get(name)
-        if arm is None or arm.diverged or not arm.last < CLEAR * self.first:
+        if arm is None or arm.diverged or not arm.last < self.clear * self.first:
             return None
         return arm if self.share(self.final, arm) < 0.5 else None
 

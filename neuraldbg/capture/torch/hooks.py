@@ -155,7 +155,7 @@ class PassWatch:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
         if one.sampled and few_items(inputs):
             self._record(one, module, root, inputs)
-        elif all(isinstance(item, Tensor) for item in inputs[0]) and not inputs[1] or few_items(inputs, LIGHT_ITEMS):
+        elif (all(isinstance(item, Tensor) for item in inputs[0]) and not inputs[1]) or few_items(inputs, LIGHT_ITEMS):
             one.light = LightRecord(*inputs)
             one.entry_module = weakref.ref(module)
             if len(self.light) == RECORDED_PASSES:
