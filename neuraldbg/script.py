@@ -13,8 +13,9 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from neuraldbg.errors import ScriptNotFound, nearest
+from neuraldbg.errors import ScriptNotFound, StoppedOnNaN, nearest
 
+STOPPED = 6  # the exit code of a run that --alert-on-nan stopped
 _OURS = str(Path(__file__).resolve().parent) + os.sep
 
 
@@ -125,6 +126,9 @@ def _uncaught(error: BaseException) -> Outcome:
     for one in _chain(error):
         one.__traceback__ = _without_ours(one.__traceback__)
     flush_streams()
+    if isinstance(error, StoppedOnNaN):
+        print(f"neuraldbg: stopped before the update: {error}", file=sys.stderr)
+        return Outcome(STOPPED, f"StoppedOnNaN: {error}", error_at=_last_line(error.__traceback__))
     _show(error)
     last = traceback.format_exception_only(type(error), error)[-1].strip()
     if isinstance(error, KeyboardInterrupt):

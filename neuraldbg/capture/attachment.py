@@ -58,7 +58,14 @@ class Attachment:
         from neuraldbg.capture.torch.spawn import SpawnPatch
 
         plan = self.plan
-        options = Options(budget=plan.budget, layers=plan.layers, recording=plan.recording, strict=plan.strict)
+        options = Options(
+            budget=plan.budget,
+            layers=plan.layers,
+            recording=plan.recording,
+            strict=plan.strict,
+            stop_on_nan=plan.stop_on_nan,
+            arm_step=plan.arm_step,
+        )
         self.capture = TorchCapture(self._open_writer, options)
         self._spawning = SpawnPatch(plan)
         if not self.child:

@@ -36,7 +36,7 @@ stamps = torch.rand(5, 1, 8, 8) * 3
 
 def images(n):
     y = torch.randint(0, 5, (n,))
-    return stamps[y] + torch.randn(n, 1, 8, 8) + 3.0, y
+    return stamps[y] + torch.randn(n, 1, 8, 8) + 6.0, y
 
 
 model = ConvClassifier()

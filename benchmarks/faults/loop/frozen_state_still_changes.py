@@ -48,8 +48,8 @@ torch.manual_seed(36)
 centers = torch.randn(5, 16) * 1.5
 y1 = torch.randint(0, 5, (1000,))
 x1 = centers[y1] + torch.randn(1000, 16)
-x2 = 2.5 * torch.randn(800, 16) + 1.5
-y2 = (x2[:, 0] > 1.5).long()
+x2 = 4.0 * torch.randn(800, 16) + 3.0
+y2 = (x2[:, 0] > 3.0).long()
 
 model = TwoHeads()
 fit(model, "species", x1, y1, lr=0.05, epochs=6)

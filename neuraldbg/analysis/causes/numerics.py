@@ -93,7 +93,7 @@ def _numbers(origin: Origin, **more: float | str | None) -> dict[str, float | st
         "found_by": origin.get("method"),
         "seconds_to_find": origin.get("seconds"),
         "leads_to": " -> ".join(str(link["op"]) for link in origin.get("chain", ())[1:6]) or None,
-        "bad_batch": origin.get("saved_batch"),
+        "bad_batch": _short(origin.get("saved_batch")),
         **more,
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -364,3 +364,8 @@ def nan_in_input(evidence: Evidence) -> Iterator[Finding]:
         confidence=0.97,
         inference="the data is bad, not the model: NaN times anything is NaN",
     )
+
+
+def _short(path: str | None) -> str | None:
+    """A file of the run directory, as seen from there."""
+    return None if path is None else "/".join(str(path).replace("\\", "/").split("/")[-2:])

@@ -8,7 +8,7 @@ from neuraldbg.analysis.catalogue import symptom
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
-_ON_PURPOSE = ("KeyboardInterrupt", "SystemExit")
+_ON_PURPOSE = ("KeyboardInterrupt", "SystemExit", "StoppedOnNaN")
 
 
 @symptom("crash")
