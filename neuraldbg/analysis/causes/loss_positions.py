@@ -39,7 +39,7 @@ def position_ids_wrong(evidence: Evidence) -> Iterator[Finding]:
             f"{layer or 'the position embedding'}: {text}",
             step=int(fact.get("at_step", 0)),
             layer=layer,
-            source=written(evidence, r"arange\(|position_ids|pos(itions?)? ?=") or line,
+            source=written(evidence, r"arange\(|position_ids ?=") or line,
             evidence=numbers,
             confidence=confidence,
             inference="a token's position says how much padding stands before it, not where it is in the text",
