@@ -75,6 +75,24 @@ class Tokens(nn.Module):
         return self.out(mixed.mean(1) if self.pooled else h + mixed)
 
 
+class Bag(nn.Module):
+    """The mean of the word vectors; with a mask, of the real words only."""
+
+    def __init__(self, *, masked: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.out, self.masked = nn.Embedding(20, 8), nn.Linear(8, 20), masked
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h, real = self.embed(ids), (ids != 0).float()[..., None]
+        return self.out((h * real).sum(1) / real.sum(1) if self.masked else h.mean(1))
+
+
+def words() -> Batch:
+    """Padded to another width each time."""
+    return first_word(padded(length=int(torch.randint(9, 24, ()))))
+
+
 class Reader(nn.Module):
     """A recurrent network with scores per position."""
 
@@ -244,6 +262,7 @@ FAULTY: dict[str, list[Program]] = {
     ],
     "padding_not_masked": [
         simple(Reader(), lambda: (lambda ids: (ids, (ids * 7) % 20))(padded(64)), per_token, steps=30),
+        simple(Bag(masked=False), words, F.cross_entropy),
     ],
     "target_leakage": [
         simple(mlp(out=1), table(leaking=True), F.mse_loss),
@@ -309,6 +328,7 @@ HEALTHY: dict[str, list[Program]] = {
     "padding_not_masked": [
         simple(Reader(), lambda: (lambda ids: (ids, (ids * 7) % 20))(padded(64)),
                lambda out, y: F.cross_entropy(out.transpose(1, 2), y, ignore_index=0), steps=30),
+        simple(Bag(masked=True), words, F.cross_entropy),
     ],
     "target_leakage": [
         simple(mlp(out=1), table(leaking=False), F.mse_loss),

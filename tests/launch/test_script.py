@@ -51,7 +51,7 @@ def both(torch_server: ForkServer, tmp_path: Path) -> Callable[..., tuple[Result
 
 def said(result: Result) -> str:
     """Standard error up to our report."""
-    return result.stderr.partition("NeuralDbg  ")[0]
+    return result.stderr.partition("Verdict  ")[0]
 
 
 def test_the_script_sees_the_same_world(both: Any) -> None:

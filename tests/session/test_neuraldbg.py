@@ -327,7 +327,7 @@ def test_an_unknown_layer_is_answered_with_the_nearest(trained: NeuralDbg) -> No
 
 def test_an_unknown_failure_is_answered_with_the_nearest(trained: NeuralDbg) -> None:
     with pytest.raises(UnknownName, match="vanishing_gradients"):
-        trained.explain_failure("vanishing_gradient")
+        trained.explain_failure("vanishing_gradiens")
 
 
 def test_an_unknown_tensor_is_answered_with_the_nearest(trained: NeuralDbg) -> None:

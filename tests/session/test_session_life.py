@@ -54,15 +54,16 @@ def test_thirty_sigmoids_vanish_from_the_first_step_on(captured: bool) -> None:
             assert dbg.has_vanishing_gradients()
             assert not dbg.has_exploding_gradients()
         health = dbg.analyze_gradient_health()
-        [cause] = dbg.explain_failure("vanishing_gradients")
+        causes = dbg.explain_failure("vanishing_gradients")
     assert "0" in health.vanishing_layers
     assert "60" not in health.vanishing_layers, "the last layer is well"
     assert health.layers["0"].first_bad_step == 0
     assert health.overall in ("warning", "critical")
     assert health.recommendations
-    assert cause.evidence["first_step"] == 0
-    assert 0.0 < cause.evidence["decay_per_layer"] < 0.5
-    assert dbg.get_root_causes()[0].description == cause.description
+    assert causes[0].evidence["kind"] == "saturating_activation"
+    assert causes[0].evidence["step"] == 0
+    assert 0.0 < causes[0].evidence["gradient_factor_per_layer"] < 0.5
+    assert dbg.get_root_causes()[0].description == causes[0].description
 
 
 def test_a_gradient_of_1e_minus_27_is_vanishing_and_not_dead() -> None:
@@ -144,7 +145,7 @@ def test_a_nan_is_an_explosion_and_is_placed_in_time() -> None:
     assert health.layers["2"].norm is None, "a norm of NaN is not a number"
     assert health.overall == "critical"
     assert causes
-    assert causes[0].evidence["first_step"] == 7
+    assert causes[0].evidence["step"] == 7
 
 
 def test_a_learning_rate_far_too_high_explodes() -> None:

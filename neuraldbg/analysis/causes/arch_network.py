@@ -182,7 +182,7 @@ def missing_normalisation(evidence: Evidence) -> Iterator[Finding]:
     sizes = np.array([size for _, size in spread])
     total = float(sizes[-1] / sizes[0])
     steady = float(np.mean(np.diff(np.log(sizes)) * np.sign(np.log(total)) > 0)) >= 0.7
-    if not steady or not (total >= GREW or total <= SHRANK):
+    if not steady or not (total >= GREW or (total <= SHRANK and _fades(evidence))):
         return
     factor = total ** (1 / (len(sizes) - 1))
     module = spread[0][0]
@@ -204,6 +204,13 @@ def missing_normalisation(evidence: Evidence) -> Iterator[Finding]:
         confidence=0.8,
         inference="The drift is there before the first update: it is the architecture's, not the training's.",
     )
+
+
+def _fades(evidence: Evidence) -> bool:
+    """Whether the gradient is lost on its way as well: a signal that only becomes small can still be learnt from."""
+    rms = gradient_rms(evidence)
+    known = [rms[weight.site] for weight in weights(evidence) if weight.site in rms]
+    return len(known) >= DRIFT_LAYERS and min(known) < FADED * max(known)
 
 
 def _spreads(evidence: Evidence) -> list[tuple[int, float]]:

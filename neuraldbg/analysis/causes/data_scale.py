@@ -127,6 +127,9 @@ def _entry(evidence: Evidence) -> Fact | None:
 
 
 def _out_of_scale(fact: Fact) -> bool:
+    needed = ("zero_share", "smallest_std", "largest_std", "typical_rms", "largest_rms")
+    if any(fact.get(name) is None for name in needed):
+        return False
     if fact["constant"] == fact["features"] or fact["zero_share"] > 0.95:
         return False
     apart = fact["smallest_std"] > 0 and fact["largest_std"] / fact["smallest_std"] > APART

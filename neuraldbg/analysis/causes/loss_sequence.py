@@ -43,22 +43,21 @@ def shift_of(term: LossTerm) -> int | None:
     explains=("suspiciously_low_loss", "slow_convergence", "class_imbalance", "loss_plateau", "constant_output"),
 )
 def padding_not_masked(evidence: Evidence) -> Iterator[Finding]:
-    """Padding positions count in the loss.
+    """Padding positions count in the loss or in a mean.
 
     Finds: targets of one label that stand exactly where the input is padding (a run of one token at the end of rows of
     different length), are most of all targets, and are not ignored by the loss.
     Why it matters: the loss is an average over mostly padding. It looks low because padding is trivial, and real tokens
     get a small share of the gradient.
     Decides by: comparing the runs at the ends of input rows and target rows, the loss's ignore_index, and the loss on
-    padding beside the loss on real tokens.
-    Usual cures: ignore_index=PAD in the loss, or a mask over per-token losses.
+    padding beside the loss on real tokens; for a mean over positions the graph, and whether widths differ.
+    Usual cures: ignore_index=PAD in the loss, a mask over per-token losses, a mean over real tokens only.
     """
     for term in loss_terms(evidence):
         share = max(term.all("pad_share"), default=0.0)
         if share < 0.2 or term.get("weighted"):
             continue
-        label = term.get("pad_label")
-        same = term.get("label_major") == label
+        label, same = term.get("pad_label"), term.get("label_major") == term.get("pad_label")
         easy = term.get("loss_on_major") if same else term.get("pad_loss")
         hard = term.get("loss_on_rest") if same else term.get("real_loss")
         harmful = share >= 0.5 and easy is not None and hard is not None and hard > 2 * easy
@@ -80,6 +79,33 @@ def padding_not_masked(evidence: Evidence) -> Iterator[Finding]:
             },
             confidence=0.9 if harmful else 0.5,
             inference="most of the loss and of its gradient is about padding",
+        )
+        return
+    yield from _pooled(evidence)
+
+
+def _pooled(evidence: Evidence) -> Iterator[Finding]:
+    """A mean over padded positions: the same text gives another mean with another amount of padding."""
+    widths = evidence.fact("token_widths") or {}
+    differ = len({*(widths.get("training") or ()), *(widths.get("evaluated") or ())}) > 1
+    for fact in evidence.facts("pooling"):
+        if fact["pad_share"] < 0.2:
+            continue
+        layer, _ = place_of(evidence, fact.get("site"))
+        yield Finding(
+            "padding_not_masked",
+            Severity.WARNING if differ else Severity.INFO,
+            f"{layer or 'the model'} takes a mean over all positions, and {fact['pad_share']:.0%} of them are padding",
+            step=int(fact.get("at_step", 0)),
+            layer=layer,
+            source=written(evidence, r"\.mean\((dim ?= ?)?1|\.mean\(-2|torch\.mean\("),
+            evidence={
+                "pad_share": fact["pad_share"],
+                "pad_token": float(fact["pad_token"]),
+                "widths_differ": str(differ),
+            },
+            confidence=0.82 if differ else 0.5,
+            inference="rows are padded to different widths, so the mean of the same text changes with its neighbours",
         )
         return
 

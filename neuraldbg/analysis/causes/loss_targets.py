@@ -69,8 +69,8 @@ def unnormalised_target(evidence: Evidence) -> Iterator[Finding]:
         if term.kind not in NUMERIC or term.first.get("target_mean") is None or term.first.get("input_std") is None:
             continue
         first = term.first
-        size = max(abs(first["target_mean"]), first["target_std"])
-        scale = max(abs(first.get("input_mean", 0.0)), first["input_std"], 0.05)
+        size = max(abs(first["target_mean"]), first.get("target_std") or 0.0)
+        scale = max(abs(first.get("input_mean") or 0.0), first["input_std"], 0.05)
         if size < 50 * scale or size < 20:
             continue
         severity, confidence, text, numbers = _still_far(evidence, term)

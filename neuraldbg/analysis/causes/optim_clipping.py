@@ -18,6 +18,7 @@ BELOW = 10.0
 NEARLY_ALL = 0.9
 SPIKE = 20.0  # times the usual gradient norm
 JUMP = 5.0  # times the usual loss
+LASTING = 20  # updates that a jump must last
 MOST_JUMPS = 2000  # high losses that are looked at
 
 
@@ -181,11 +182,12 @@ def _lasting_jump(evidence: Evidence) -> tuple[int, dict[str, float | str]] | No
     usual_of_all = float(np.median(loss.values[np.isfinite(loss.values)]))
     high = np.flatnonzero(np.isfinite(loss.values) & (loss.values > usual_of_all))
     for index in high[high >= 20][:MOST_JUMPS].tolist():
-        usual = float(np.median(loss.values[max(0, index - 200) : index]))
-        if loss.values[index] < JUMP * abs(usual):
-            continue
+        before = loss.values[max(0, index - 200) : index]
+        usual, high_end = (float(value) for value in np.quantile(before, (0.5, 0.9)))
         rest = loss.values[index:]
-        if not np.isfinite(rest[-1]) or float(np.median(rest)) > 2 * abs(usual):
+        if not loss.values[index] > JUMP * high_end or len(rest) < LASTING:
+            continue
+        if not np.isfinite(rest[-1]) or float(np.median(rest)) > max(2 * usual, high_end):
             found = _spike_near(norms.steps, norms.values, int(loss.steps[index]), usual)
             if found is not None:
                 return found

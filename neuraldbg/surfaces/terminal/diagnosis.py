@@ -123,7 +123,7 @@ def _with_place(one: Mapping[str, Any]) -> str:
 def _unchecked(console: Console, summary: RunSummary) -> None:
     """What could not be looked at, and why: grouped by reason."""
     judgement = summary.judgement
-    if judgement is None or summary.verdict.state not in ("healthy", "undecided"):
+    if judgement is None or not summary.steps:
         return
     reasons: dict[str, list[str]] = {}
     for kind, why in judgement.unchecked.items():

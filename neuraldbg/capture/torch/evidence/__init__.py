@@ -34,11 +34,14 @@ WATCHERS: tuple[str, ...] = (
 
 
 def start_watchers(capture: Any) -> list[Any]:
-    """Imported one by one when a run is attached to: importing the package costs nothing."""
+    """Imported one by one when a run is attached to: importing the package costs nothing. One that cannot start is
+    reported and left out."""
     from importlib import import_module
 
-    started = []
-    for name in WATCHERS:
+    def start(name: str) -> Any:
         module, _, kind = name.partition(":")
-        started.append(getattr(import_module(f"{__name__}.{module}"), kind)(capture))
-    return started
+        return getattr(import_module(f"{__name__}.{module}"), kind)(capture)
+
+    shield = capture.core.guard.shield
+    started = [shield(f"evidence of {name.partition(':')[0]}")(start)(name) for name in WATCHERS]
+    return [watcher for watcher in started if watcher is not None]

@@ -163,7 +163,7 @@ def seen_keys(one: Attention, batch: int) -> tuple[Tensor, int, int] | None:
     """True where a query may see a key, as (samples times heads, queries, keys); of how many samples; and every which
     key was taken of long sequences."""
     seen = _visible(one)
-    if seen is None:
+    if seen is None or seen.dim() < 3:
         return None
     per_sample = seen.shape[0] // batch if batch and seen.shape[0] % batch == 0 else 1
     stride = -(-seen.shape[2] // LONGEST)

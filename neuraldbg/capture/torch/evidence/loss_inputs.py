@@ -45,6 +45,7 @@ from neuraldbg.capture.torch.evidence.loss_values import (
     sentinel_of,
 )
 from neuraldbg.capture.torch.evidence.penalties import penalties_of
+from neuraldbg.capture.torch.evidence.pooling import padding_share, pools_of
 from neuraldbg.capture.torch.evidence.sequences import as_rows, padded_targets, shift_of
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import measurable
@@ -269,9 +270,25 @@ class LossInputs:
         below = [records[one] for one in sorted(graph.passes) if one in records]
         inputs = inputs_of(below)
         batches = {tensor.shape[0] for tensor in inputs if tensor.dim()}
+        self._pooling(graph, token_ids(inputs))
         for number, one in enumerate(attentions_of(graph)):
             ids = {f"ids{at}": tensor for at, tensor in enumerate(token_ids(inputs))}
             self._attention(number, one, ids, batches)
+
+    def _pooling(self, graph: Walk, ids: list[Tensor]) -> None:
+        by_length = {tensor.shape[1]: tensor for tensor in ids}
+        for visit, length in pools_of(graph, set(by_length)):
+            site, step = visit.layer, self.core.recorder.step
+            if ("pooling", site) in self._attentions:
+                continue
+
+            def arrived(arrays: dict[str, Array], site: int | None = site, step: int = step) -> None:
+                found = padding_share(arrays["ids"])
+                if found is not None:
+                    self._attentions["pooling", site] = found
+                    self.core.recorder.fact("pooling", site=site, at_step=step, **found)
+
+            self.copies.take({"ids": by_length[length]}, arrived)
 
     def _attention(self, number: int, one: Attention, ids: dict[str, Tensor], batches: set[int]) -> None:
         site = one.visit.layer

@@ -78,11 +78,11 @@ class Positions:
 
     def _ending(self) -> None:
         self.copies.finish_sync()
+        trained, evaluated = (sorted(self._lengths[grad]) for grad in (True, False))
+        if trained:
+            self.core.recorder.fact("token_widths", training=trained, evaluated=evaluated)
         for known in self._known.values():
-            lengths = {
-                "lengths_training": sorted(self._lengths[True]),
-                "lengths_evaluated": sorted(self._lengths[False]),
-            }
+            lengths = {"lengths_training": trained, "lengths_evaluated": evaluated}
             self.core.recorder.fact("positions", **known["facts"], **lengths)
 
 

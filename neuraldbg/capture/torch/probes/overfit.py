@@ -16,7 +16,7 @@ WARM_UPDATES = 200  # what a second moment takes to settle
 FOR_ARMS = 0.8  # of the time that is left; the rest is for the experiment after this one
 OF_ONE_ARM = 0.2
 SMALL_BATCH = 4  # samples
-FASTER = ("lr_x100", "lr_x10", "lr_x10000")
+FASTER = ("lr_x10", "lr_x100", "lr_x10000")
 LEARNED = 0.1  # of the first loss: a run that came below it has nothing to ask
 
 
@@ -159,11 +159,8 @@ class _Experiment:
         cured = {other for other, arm in arms.items() if arm.last < LEARNED * self.first}
         if name in ("lr_x0.01", "clipped"):
             return bool(cured)
-        faster = arms.get("lr_x100")
-        if name == "lr_x10":
-            return faster is not None and not faster.diverged and faster.last < 0.8 * self.first
-        if name == "lr_x10000":
-            return faster is None or faster.diverged or faster.last < 0.8 * self.first
+        if name in FASTER:
+            return any(other in FASTER and arm.last < 0.8 * self.first for other, arm in arms.items())
         return False
 
     def _arm(self, change: Change, updates: int, seconds: float) -> Arm:
@@ -178,6 +175,7 @@ class _Experiment:
         failed = own.diverged or not own.last < 0.7 * self.first
         rose = own.diverged or own.swings > 0.3 or max(own.losses, default=0.0) > 1.5 * max(own.losses[:1], default=0.0)
         slow = not own.diverged and own.swings < 0.4 and own.last > 0.5 * self.first
+        faster = FASTER[::-1] if own.last > 0.995 * self.first else FASTER  # hardly a move: far too slow, if anything
         clipped = any(trace.clip is not None for trace in self.traces)
         small = min(_rows(sample) for sample in self.samples) <= SMALL_BATCH
         asked = [
@@ -185,12 +183,12 @@ class _Experiment:
             ("unclipped", clipped),
             ("weight_decay_0", bool(options.get("weight_decay"))),
             ("momentum_0.9", (_momentum(options) or 0.0) > 0.9),
-            *((name, slow) for name in (() if rose else FASTER)),
+            *((name, slow) for name in (() if rose else faster)),
             ("lr_x0.1", failed or self._failed() or own.swings > 0.3),
             ("lr_x0.01", failed and rose),
             ("warmup", failed and rose),
             ("clipped", failed and rose and not clipped),
-            *((name, slow) for name in (FASTER if rose else ())),
+            *((name, slow) for name in (faster if rose else ())),
             ("joined", small and len(self.samples) > 2),
         ]
         return [name for name, wanted in asked if wanted]
