@@ -88,7 +88,8 @@ def trains(evidence: Evidence, loader: int) -> bool:
 
 def training_loader(evidence: Evidence) -> tuple[Site, Fact] | None:
     """The loader whose batches alternate with updates most often."""
-    found = [fact for fact in evidence.facts("loader") if trains(evidence, fact["site"])]
+    known = [fact for fact in evidence.facts("loader") if fact["site"] in evidence.sites]
+    found = [fact for fact in known if trains(evidence, fact["site"])]
     if not found:
         return None
     best = max(found, key=lambda fact: evidence.count(Call.BATCH, site=fact["site"]))

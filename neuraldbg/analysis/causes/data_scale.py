@@ -228,7 +228,7 @@ def _largest(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The largest value of each update."""
     steps, where = np.unique(curve.steps, return_inverse=True)
     peaks = np.zeros(len(steps))
-    np.maximum.at(peaks, where, curve.values)
+    np.maximum.at(peaks, where, np.where(np.isnan(curve.values), np.inf, curve.values))
     return steps, peaks
 
 

@@ -73,6 +73,7 @@ class Core:
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
     moments: Moments = field(default_factory=Moments)
+    packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.core import Core, now_ns
@@ -44,6 +45,8 @@ class LayerWatch:
             self._span(layer, phase, times, one, size)
         if not layer.located:
             self._locate(layer, module, outputs, next(tensors(values[0]), None))
+        if one.grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            self._mark_packed(outputs)
         if layer.watched:
             for slot, tensor in enumerate(outputs[:8]):
                 self.stats(tensor, layer.site, (Kind.ACTIVATION, phase, slot, one.id))
@@ -54,6 +57,14 @@ class LayerWatch:
         for notice in core.moments.layer_run:
             notice(module, layer, one, values)
         core.own_ns += now_ns() - begin
+
+    def _mark_packed(self, outputs: list[Tensor]) -> None:
+        """Inside activation checkpointing and its like: to read what such a node saved runs the forward again."""
+        self.core.packed = True
+        for tensor in outputs:
+            node: Any = tensor.grad_fn
+            if node is not None:
+                node.metadata["neuraldbg_packed"] = True
 
     def _span(self, layer: Layer, phase: Phase, times: Times, one: Pass, size: dict[str, int]) -> None:
         """What the layer took: on the host by its clock, on the device by the device's. A container on the device has

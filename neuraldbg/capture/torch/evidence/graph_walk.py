@@ -86,6 +86,8 @@ def walk(loss: Tensor, limit: int) -> Walk:
     waiting = deque([first])
     while waiting and len(result.visits) < limit:
         one = waiting.popleft()
+        if "neuraldbg_packed" in one.node.metadata:
+            continue  # to look at what it saved would run a checkpointed forward again
         result.visits.append(one)
         mark = one.node.metadata.get("neuraldbg_pass")
         if mark is not None:

@@ -148,6 +148,8 @@ class LossInputs:
             line = self._lines[source] = Line()
         if not (core.sampling and line.looks < FIRST_LOOKS) and core.backwards < line.next_look:
             return
+        if core.packed and not core.sampling:
+            return  # only full steps know which part of the graph must not be read
         line.next_look = max(line.next_look, core.backwards * SPACING + 1)
         deep = core.sampling and (line.looks < 3 or line.looks % 8 == 0)
         line.looks += 1
