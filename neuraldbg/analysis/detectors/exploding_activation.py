@@ -33,7 +33,7 @@ def exploding_activation(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "exploding_activation",
                 Severity.INFO,
-                f"the output of {evidence.name(site)} grew {size.max() / size[0]:,.0f} times",
+                f"the output of {evidence.name(site)} grew {size.max() / size[0]:.2g} times",
                 step=int(rows["step"][mine][over[0]]),
                 layer=evidence.name(site),
                 evidence={"first": float(size[0]), "largest": float(size.max())},

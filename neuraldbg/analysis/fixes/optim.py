@@ -52,19 +52,30 @@ def _lr(evidence: Evidence) -> float | None:
     return float(values[0]) if len(values) and np.isfinite(values[0]) else None
 
 
+def _better_factor(finding: Finding) -> float | None:
+    """The factor of the learning rate that the experiment learned best with."""
+    arms = {
+        name.rpartition("lr_x")[2]: value
+        for name, value in finding.evidence.items()
+        if "lr_x" in name and isinstance(value, float | int) and np.isfinite(value)
+    }
+    best = min(arms, key=lambda factor: arms[factor], default=None)
+    return float(best) if best is not None and best.replace(".", "").isdigit() else None
+
+
 @cure("learning_rate_too_high")
 def learning_rate_too_high(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    lr, better = _lr(evidence), finding.evidence.get("better_lr")
+    lr = _lr(evidence)
     if lr:
-        new = float(better) if isinstance(better, int | float) and better else lr / 10
+        new = lr * (_better_factor(finding) or 0.1)
         yield from _change_number(finding, evidence, "lr", new, f"Lower the learning rate to {write(new)}", 1)
 
 
 @cure("learning_rate_too_low")
 def learning_rate_too_low(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    lr, better = _lr(evidence), finding.evidence.get("better_lr")
+    lr = _lr(evidence)
     if lr:
-        new = float(better) if isinstance(better, int | float) and better else lr * 100
+        new = lr * (_better_factor(finding) or 100)
         yield from _change_number(finding, evidence, "lr", new, f"Raise the learning rate to {write(new)}", 1)
 
 
