@@ -9,6 +9,7 @@ from neuraldbg.analysis.causes.arch_reading import defined, probe, why_no_probe
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
+BLIND = 1e-6  # change of a sample's own output: it does not depend on its own input at all
 CLEARLY = 0.02  # change of the other samples' outputs, relative to the changed one's own
 RECURRENT = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell")
 ATTENDING = (
@@ -46,7 +47,9 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
         return
     shape = ran.get("out_shape") or []
     square = len(shape) == 2 and shape[0] == shape[1] == ran.get("samples")
-    if not ran.get("leaks") or (ran.get("leak") or 0) < CLEARLY or square or ran.get("own_axis_hint") is None:
+    blind = ran.get("own") is not None and ran["own"] < BLIND
+    sure = blind or ran.get("own_axis_hint") is not None
+    if not ran.get("leaks") or (ran.get("leak") or 0) < CLEARLY or square or not sure:
         return
     if ran.get("op") in SOFTMAX:
         return  # another cause's case

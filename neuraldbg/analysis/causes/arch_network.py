@@ -27,6 +27,7 @@ FADED = 1e-3  # over the whole stack
 DRIFT_LAYERS = 6
 GREW = 30.0
 SHRANK = 1e-3
+STEADY = 0.9  # correlation of the logarithm of the spread with depth
 USUAL_GAIN = (0.2, 2.5)
 MOSTLY_DROPPED = 0.8
 DROPOUT_COSTS = 1.5  # times the loss without dropout
@@ -181,7 +182,7 @@ def missing_normalisation(evidence: Evidence) -> Iterator[Finding]:
         return
     sizes = np.array([size for _, size in spread])
     total = float(sizes[-1] / sizes[0])
-    steady = float(np.mean(np.diff(np.log(sizes)) * np.sign(np.log(total)) > 0)) >= 0.7
+    steady = abs(float(np.corrcoef(np.arange(len(sizes)), np.log(sizes))[0, 1])) >= STEADY if total != 1 else False
     if not steady or not (total >= GREW or (total <= SHRANK and _fades(evidence))):
         return
     factor = total ** (1 / (len(sizes) - 1))
@@ -193,7 +194,7 @@ def missing_normalisation(evidence: Evidence) -> Iterator[Finding]:
         f"activations {grows} {max(factor, 1 / factor):.2g} times per layer over {len(sizes)} layers, "
         "with no normalisation to hold them",
         step=0,
-        layer=evidence.name(spread[-1][0] if total > 1 else module),
+        layer=evidence.name(spread[len(spread) // 2][0]),
         source=defined(evidence, module),
         evidence={
             "layers": len(sizes),

@@ -143,8 +143,7 @@ def frozen_state_still_changes(evidence: Evidence) -> Iterator[Finding]:
 
 def _frozen_norms(evidence: Evidence) -> Iterator[Finding]:
     last = {fact["site"]: fact for fact in evidence.facts("batchnorm")}
-    always = [fact for fact in last.values() if fact["tracks"] and fact["frozen_looks"] == fact["training_looks"]]
-    hit = [fact for fact in always if fact["frozen_looks"] >= 2]
+    hit = [fact for fact in last.values() if fact["tracks"] and fact["frozen_looks"] >= NEEDED_LOOKS]
     if not hit or not evidence.updates:
         return
     site = evidence.sites.get(hit[0]["site"])
@@ -153,12 +152,12 @@ def _frozen_norms(evidence: Evidence) -> Iterator[Finding]:
         Severity.WARNING,
         f"{len(hit)} BatchNorm layer{'s' if len(hit) > 1 else ''} of a frozen block run in training mode: "
         "the running statistics keep changing",
-        step=0,
+        step=hit[0].get("frozen_since"),
         layer=evidence.name(hit[0]["site"]),
         source=None if site is None else site.source or site.defined,
         evidence={
             "layers": len(hit),
-            "passes_looked_at": hit[0]["training_looks"],
+            "passes_looked_at": hit[0]["frozen_looks"],
             "batches_its_statistics_have_seen": hit[0]["tracked"] if hit[0]["tracked"] is not None else "unknown",
         },
         confidence=0.9,

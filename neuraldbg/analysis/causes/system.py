@@ -86,17 +86,18 @@ def host_sync_stall(evidence: Evidence) -> Iterator[Finding]:
     elements.
     """
     fact = evidence.fact("host_fetches")
-    duration = evidence.run.duration_s
-    if fact is None or not duration or evidence.updates < ENOUGH_BATCHES:
+    times = evidence.curve("step_time_s").values
+    duration = float(times[np.isfinite(times)].sum())
+    if fact is None or duration <= 0 or evidence.updates < ENOUGH_BATCHES:
         return
     per_step, share = fact["calls"] / evidence.updates, fact["seconds"] / duration
-    if per_step < FETCHES_A_STEP or share < FETCH_SHARE or fact["seconds"] < LEAST_S:
+    if per_step < FETCHES_A_STEP or share < FETCH_SHARE or fact["seconds"] < LEAST_S / 2:
         return
     line = fact["lines"][0][0] if fact.get("lines") else None
     yield Finding(
         "host_sync_stall",
         Severity.WARNING,
-        f"{per_step:,.0f} values are fetched one by one in every step, taking {share:.0%} of the run",
+        f"{per_step:,.0f} values are fetched one by one in every step, taking {min(share, 1):.0%} of the step time",
         step=0,
         source=line,
         evidence={"fetches_a_step": per_step, "share_of_time": share, "seconds": fact["seconds"]},

@@ -23,7 +23,8 @@ class Seen:
     momentum: float | None
     tracks: bool
     training_looks: int = 0
-    frozen_looks: int = 0  # in training mode although all its own parameters and its neighbours' are frozen
+    frozen_looks: int = 0  # the last ones in a row, in training mode although its whole block is frozen
+    frozen_since: int | None = None
     fewest_values: int | None = None  # per channel, in training mode
     batch: int | None = None
     tracked: int | None = None  # batches its running statistics have seen
@@ -55,10 +56,18 @@ class NormLayers:
             size = int(entered.numel() // max(entered.shape[1], 1))
             seen.batch = int(entered.shape[0])
             seen.fewest_values = size if seen.fewest_values is None else min(seen.fewest_values, size)
-            seen.frozen_looks += _frozen_block(module, layer, one)
+            self._note_frozen(seen, frozen=_frozen_block(module, layer, one))
         seen.tracked = _tracked(module)
         if new:
             self._write(seen)
+
+    def _note_frozen(self, seen: Seen, *, frozen: bool) -> None:
+        if not frozen:
+            seen.frozen_looks, seen.frozen_since = 0, None
+            return
+        seen.frozen_looks += 1
+        if seen.frozen_since is None:
+            seen.frozen_since = self.core.recorder.step
 
     def _begun(self, one: Pass, root: Any, *_: Any) -> None:
         """An evaluation whose normalisation has never seen a batch: mean 0, variance 1, count 0."""
