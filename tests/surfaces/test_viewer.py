@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from commands import environment
 from made_runs import made_run, train
@@ -219,6 +220,8 @@ def test_the_row_is_given_back_while_stopped(run_dir: Path) -> None:
         shown.read_until(r"\x1b\[24;1H.* neural debug")
         shown.process.send_signal(signal.SIGTSTP)
         shown.read_until(r"\x1b\[r")
+        while psutil.Process(shown.process.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)  # a SIGCONT that comes before the stop is lost
         shown.text = ""
         shown.process.send_signal(signal.SIGCONT)
         shown.read_until(r"\x1b\[1;23r")
