@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from neuraldbg.analysis.catalogue import Entry, catalogue
 from neuraldbg.analysis.evidence import Evidence, Thresholds
 from neuraldbg.analysis.fixes import cures
+from neuraldbg.analysis.onsets import onsets
 from neuraldbg.records import Diagnosis, Finding, Fix, Severity
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ FOCUS = {  # what --gradients, --dead-neurons and --anomalies restrict a run to
         }
     ),
 }
+RAN_AWAY = frozenset(
+    {"nan_loss", "inf_loss", "nan_gradient", "diverging_loss", "exploding_gradient", "exploding_activation"}
+)
 LOUD = (Severity.WARNING, Severity.CRITICAL)
 _WEIGHT = {Severity.CRITICAL: 2, Severity.WARNING: 1, Severity.INFO: 0}
 
@@ -129,7 +133,18 @@ def _in_place(
     explains = entries[one.kind].explains
     led_to = [*under, *(symptom for symptom in symptoms if symptom.kind in explains)]
     chain = sorted(led_to, key=lambda each: (each.step if each.step is not None else -1, each.kind))
-    return Diagnosis(one, tuple(chain), _fixes(one, evidence))
+    return Diagnosis(_with_order(one, chain, evidence), tuple(chain), _fixes(one, evidence))
+
+
+def _with_order(one: Finding, chain: list[Finding], evidence: Evidence) -> Finding:
+    """Where values ran away: which of update, gradient, activation and loss did so first."""
+    if not RAN_AWAY & {each.kind for each in chain}:
+        return one
+    order = evidence.once("onsets", lambda: onsets(evidence))
+    if len(order) < 2:
+        return one
+    told = "first out of its range: " + ", then ".join(f"{each.quantity} (step {each.step})" for each in order)
+    return replace(one, inference=f"{one.inference.rstrip('.')}; {told}" if one.inference else told)
 
 
 def _fixes(one: Finding, evidence: Evidence) -> tuple[Fix, ...]:

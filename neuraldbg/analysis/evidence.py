@@ -93,6 +93,15 @@ class Evidence:
         found = self.facts(type)
         return found[-1] if found else None
 
+    def probe(self, name: str) -> dict[str, Any] | None:
+        """The last experiment of a name that was made after the run; None where none was."""
+        ran = [fact for fact in self.facts("probe") if fact.get("name") == name and not fact.get("skipped")]
+        return ran[-1] if ran else None
+
+    def why_no_probe(self, name: str) -> str:
+        skipped = [fact["skipped"] for fact in self.facts("probe") if fact.get("name") == name and fact.get("skipped")]
+        return str(skipped[-1]) if skipped else "no probe was run"
+
     # -- sites -----------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from neuraldbg.analysis.evidence import Curve, Evidence
 from neuraldbg.records import Kind
 
-BASELINE = 5  # points before there is a usual range
+BASELINE = 1  # points before there is a usual range: a run may be broken from its second step on
 FAR = 10.0  # times the usual level that counts as having left it
 _KINDS = {"activation": Kind.ACTIVATION, "gradient": Kind.GRADIENT, "update": Kind.UPDATE}
 

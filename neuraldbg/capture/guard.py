@@ -96,3 +96,11 @@ def attempt(action: Callable[[], Any]) -> Any:
         return action()
     except Exception:  # noqa: BLE001
         return None
+
+
+def attempt_or_why(action: Callable[[], Any]) -> tuple[Any, str | None]:
+    """The same, with what was raised."""
+    try:
+        return action(), None
+    except Exception as error:  # noqa: BLE001
+        return None, f"{type(error).__name__}: {error}"

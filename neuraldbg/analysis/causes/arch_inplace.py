@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.arch_reading import defined, probe, why_no_probe
+from neuraldbg.analysis.causes.arch_reading import defined
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
@@ -30,9 +30,9 @@ def inplace_modifies_shared_tensor(evidence: Evidence) -> Iterator[Finding]:
     give the same to the last digits.
     Usual cures: inplace=False, or clone() the tensor before the in-place operation.
     """
-    ran = probe(evidence, "in_place")
+    ran = evidence.probe("in_place")
     if ran is None:
-        why = why_no_probe(evidence, "in_place")
+        why = evidence.why_no_probe("in_place")
         if why != NONE_THERE:
             evidence.cannot("inplace_modifies_shared_tensor", why)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.arch_reading import defined, probe, why_no_probe
+from neuraldbg.analysis.causes.arch_reading import defined
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
@@ -41,9 +41,9 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
     others, in evaluation mode; the first layer at which they change is named.
     Usual cures: batch_first=True, or x.transpose(0, 1) before the layer; permute instead of view.
     """
-    ran = probe(evidence, "cross_sample")
+    ran = evidence.probe("cross_sample")
     if ran is None:
-        evidence.cannot("wrong_tensor_layout", why_no_probe(evidence, "cross_sample"))
+        evidence.cannot("wrong_tensor_layout", evidence.why_no_probe("cross_sample"))
         return
     shape = ran.get("out_shape") or []
     square = len(shape) == 2 and shape[0] == shape[1] == ran.get("samples")

@@ -13,10 +13,8 @@ from neuraldbg.analysis.causes.arch_reading import (
     defined,
     first_stats,
     gradient_rms,
-    probe,
     stack,
     weights,
-    why_no_probe,
 )
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Kind, Severity
@@ -255,9 +253,9 @@ def dropout_too_high(evidence: Evidence) -> Iterator[Finding]:
     Decides by: the modules' own p, and a probe of the last batch with and without dropout.
     Usual cures: p between 0.1 and 0.5; dropout after wide layers only; not twice in a row.
     """
-    ran = probe(evidence, "train_eval")
+    ran = evidence.probe("train_eval")
     if ran is None:
-        evidence.cannot("dropout_too_high", why_no_probe(evidence, "train_eval"))
+        evidence.cannot("dropout_too_high", evidence.why_no_probe("train_eval"))
         return
     largest, noisy, quiet = ran.get("largest_dropout"), ran.get("loss_train"), ran.get("loss_no_dropout")
     if largest is None or largest < MOSTLY_DROPPED:

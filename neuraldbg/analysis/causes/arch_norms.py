@@ -22,11 +22,6 @@ def _norms(evidence: Evidence) -> list[dict[str, Any]]:
     return [fact for fact in last.values() if fact["training_looks"]]
 
 
-def _probe(evidence: Evidence) -> dict[str, Any]:
-    ran = [fact for fact in evidence.facts("probe") if fact["name"] == "train_eval" and not fact.get("skipped")]
-    return ran[-1] if ran else {}
-
-
 def _mismatch(probe: dict[str, Any]) -> bool | None:
     """Whether the same batch gives clearly other results with the running statistics; None where no probe ran."""
     effect = probe.get("norm_effect")
@@ -57,7 +52,7 @@ def batchnorm_batch_size_1(evidence: Evidence) -> Iterator[Finding]:
     fine-tuning.
     """
     few = [fact for fact in _norms(evidence) if fact["fewest_values"] is not None and fact["fewest_values"] <= FEW]
-    mismatch = _mismatch(_probe(evidence))
+    mismatch = _mismatch(evidence.probe("train_eval") or {})
     sure = [fact for fact in few if fact["fewest_values"] <= HARDLY_ANY or mismatch]
     if not sure or evidence.updates < 2:
         return
@@ -100,11 +95,11 @@ def batchnorm_stats_stale(evidence: Evidence) -> Iterator[Finding]:
         passes = max(fact["tracked"] or 0, 0 if model is None else evidence.count(Call.PASS_TRAIN, site=model))
         if fact["tracks"] and fact["momentum"] is not None and passes and fact["momentum"] * passes < SETTLED:
             stale.append((fact, passes))
-    mismatch = _mismatch(_probe(evidence))
+    mismatch = _mismatch(evidence.probe("train_eval") or {})
     if not stale or evidence.updates < 20:
         return
     fact, passes = stale[0]
-    probe = _probe(evidence)
+    probe = evidence.probe("train_eval") or {}
     numbers = {name: probe.get(name) for name in ("norm_effect", "loss_no_dropout", "loss_norm_eval")}
     site = evidence.sites.get(fact["site"])
     yield Finding(

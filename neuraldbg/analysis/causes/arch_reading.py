@@ -110,14 +110,3 @@ def stack(evidence: Evidence) -> dict[str, Any] | None:
     """The network below the first loss, as its graph showed it."""
     facts = evidence.facts("stack")
     return max(facts, key=lambda fact: fact["weighted"]) if facts else None
-
-
-def probe(evidence: Evidence, name: str) -> dict[str, Any] | None:
-    """The last probe of a name that ran; why it could not, where none did, is for the caller to say."""
-    ran = [fact for fact in evidence.facts("probe") if fact["name"] == name and not fact.get("skipped")]
-    return ran[-1] if ran else None
-
-
-def why_no_probe(evidence: Evidence, name: str) -> str:
-    skipped = [fact["skipped"] for fact in evidence.facts("probe") if fact["name"] == name and fact.get("skipped")]
-    return str(skipped[-1]) if skipped else "no probe was run"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.arch_reading import probe, why_no_probe
 from neuraldbg.analysis.causes.data_reading import (
     assigned,
     constant_loss,
@@ -30,7 +29,6 @@ GAP = 0.5  # of the evaluation loss: the training loss at the end
 FEWEST_EVALUATIONS = 4
 LOWEST_BY = 0.6  # of the evaluations: the lowest one came before
 TINY = 100  # samples
-OFTEN = 5.0  # times each sample was trained on
 UNRELATED = 3.0  # deviations from shuffled labels
 PAIRS = 150
 BELOW_FLOOR = 0.9
@@ -95,7 +93,7 @@ def regularisers(evidence: Evidence) -> list[str]:
         if max(decays, default=0.0) > 0 and not by_default:
             found.append(f"weight_decay={max(decays):g}")
     drops = [site for site in evidence.of_kind(SiteKind.MODULE) if (site.op or "").endswith("Dropout")]
-    noise = (probe(evidence, "train_eval") or {}).get("train_noise") or 0.0
+    noise = (evidence.probe("train_eval") or {}).get("train_noise") or 0.0
     if drops or noise > 1e-3:
         found.append("dropout")
     seen = evidence.fact("data_set")
@@ -231,7 +229,7 @@ def label_shuffle_mismatch(evidence: Evidence) -> Iterator[Finding]:
     Usual cures: one permutation for both (`order = torch.randperm(n); x, y = x[order], y[order]`), or a DataLoader
     over a TensorDataset(x, y).
     """
-    relation, tried = evidence.fact("relation"), probe(evidence, "label_permutation")
+    relation, tried = evidence.fact("relation"), evidence.probe("label_permutation")
     fact = data_set(evidence) or {}
     apart = fact.get("aligned") is False
     if relation is None or relation["rows"] < PAIRS:
@@ -241,7 +239,7 @@ def label_shuffle_mismatch(evidence: Evidence) -> Iterator[Finding]:
     if best >= UNRELATED or (tried is not None and tried.get("related")) or _learned(evidence):
         return
     if tried is None:
-        evidence.cannot("label_shuffle_mismatch", why_no_probe(evidence, "label_permutation"))
+        evidence.cannot("label_shuffle_mismatch", evidence.why_no_probe("label_permutation"))
     decided = tried is not None and tried.get("related") is False
     ordered = any(_ORDERING.search(f["text"]) for f in evidence.facts("source_file"))
     structured = (relation.get("structure") or 1.0) > 1.3

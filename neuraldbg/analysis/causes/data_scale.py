@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.arch_reading import probe
 from neuraldbg.analysis.causes.data_reading import assigned, constant_loss, data_set
 from neuraldbg.analysis.causes.loss_terms import place_of
 from neuraldbg.analysis.evidence import Curve, Evidence
@@ -84,7 +83,7 @@ def unnormalised_input(evidence: Evidence) -> Iterator[Finding]:
     features; the same transformation in evaluation.
     """
     entry = _entry(evidence)
-    fact = probe(evidence, "standardised")
+    fact = evidence.probe("standardised")
     if entry is None and fact is None:
         return
     proof = _by_experiment(evidence, fact) if fact is not None else _by_first_layer(evidence, entry)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.records import Call, SiteKind
+from neuraldbg.records import Call
 from neuraldbg.trace.tables import CALL_CODE
 
 Fact = dict[str, Any]
@@ -230,7 +230,3 @@ def trained_models(evidence: Evidence) -> set[int]:
     """Models that gradients came back to and that an optimizer which steps owns."""
     owned = {model for optimizer in stepping(evidence) for model in models_of(evidence, optimizer)}
     return owned & set(evidence.of_call(Call.PASS_TRAIN)["site"].tolist())
-
-
-def several_kinds(evidence: Evidence) -> bool:
-    return len([site for site in evidence.of_kind(SiteKind.OPTIMIZER) if steps_by(evidence)[site.id]]) > 1

@@ -12,6 +12,7 @@ import numpy as np
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.loop_reading import STUCK, STUCK_CAUSES, Fact, anywhere, place, text_at
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.places import parsed
 from neuraldbg.records import Call, Finding, Severity
 
 FEWEST = 3
@@ -65,14 +66,8 @@ def _loop(evidence: Evidence, stack: list[str]) -> Loop | None:
 
 
 def _tree(evidence: Evidence, file: str) -> ast.Module | None:
-    def parse() -> ast.Module | None:
-        text = evidence.text(file)
-        try:
-            return None if text is None else ast.parse(text)
-        except SyntaxError:
-            return None
-
-    return evidence.once(("tree", file), parse)
+    text = evidence.text(file)
+    return None if text is None else parsed(text)
 
 
 def _scope(tree: ast.Module, line: int) -> list[ast.AST]:

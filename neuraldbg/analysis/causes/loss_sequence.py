@@ -22,11 +22,6 @@ EXACT = 0.99  # share of targets that must be input tokens moved by the same num
 _STUCK = ("no_learning", "constant_output", "loss_plateau", "underfitting", "slow_convergence", "insufficient_capacity")
 
 
-def probe(evidence: Evidence, name: str) -> Fact | None:
-    """The result of an experiment made after the run; None when it was not made."""
-    return next((f for f in evidence.facts("probe") if f.get("name") == name and not f.get("skipped")), None)
-
-
 def shift_of(term: LossTerm) -> int | None:
     """By how many positions the targets are the inputs, moved; None where they are not, or it is not clear."""
     for fact in term.facts:
@@ -228,7 +223,7 @@ def _leaks(evidence: Evidence, term: LossTerm, looks: Fact | None, tried: Fact |
 
 def _experiment(evidence: Evidence, looks: Fact | None) -> Fact | None:
     """Unless it took another axis for the time."""
-    tried = probe(evidence, "future_token")
+    tried = evidence.probe("future_token")
     if tried is None or looks is None or tried.get("length") in (None, looks["shape"][-1]):
         return tried
     return None
@@ -272,7 +267,7 @@ def attention_mask_inverted(evidence: Evidence) -> Iterator[Finding]:
     was made, gradients reach padding and not real tokens.
     Usual cures: negate the mask.
     """
-    tried = probe(evidence, "token_dependence")
+    tried = evidence.probe("token_dependence")
     for fact in sorted(evidence.facts("attention"), key=lambda fact: fact.get("site") or 0):
         if fact.get("real_seen") is None or fact["real_seen"] > 0.05 or fact.get("pad_seen", 0.0) < 0.95:
             continue
@@ -341,7 +336,7 @@ def label_shift_wrong(evidence: Evidence) -> Iterator[Finding]:
 
 def _causal(evidence: Evidence, term: LossTerm) -> bool:
     """Whether no position sees a later one: only then is a target equal to the input a mistake."""
-    tried = probe(evidence, "future_token")
+    tried = evidence.probe("future_token")
     if tried is not None and tried.get("target_shift") == 0:
         return not tried.get("leaks")
     if term.get("recurrent") == "forwards":

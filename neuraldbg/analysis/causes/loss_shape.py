@@ -208,7 +208,7 @@ def _attends_wrongly(fact: Fact, evidence: Evidence) -> str | None:
 
 def _mixing_probe(evidence: Evidence) -> float | None:
     """By how much other samples changed an output, where that was tried; 0 = not at all."""
-    for fact in evidence.facts("probe"):
-        if fact.get("name") == "cross_sample" and not fact.get("skipped"):
-            return float(fact.get("leak") or 0.0) if fact.get("leaks") else 0.0
-    return None
+    tried = evidence.probe("cross_sample")
+    if tried is None:
+        return None
+    return float(tried.get("leak") or 0.0) if tried.get("leaks") else 0.0

@@ -99,15 +99,15 @@ def overfit_of(evidence: Evidence) -> Overfit | None:
 
 
 def why_no_overfit(evidence: Evidence) -> str:
-    facts = [fact for fact in evidence.facts("probe") if fact["name"] == "overfit"]
-    return facts[-1].get("skipped", "the experiment did not begin where the run did") if facts else "no experiment ran"
+    if evidence.probe("overfit") is not None:
+        return "the experiment did not begin where the run did"
+    return evidence.why_no_probe("overfit")
 
 
 def _read(evidence: Evidence) -> Overfit | None:
-    facts = [fact for fact in evidence.facts("probe") if fact["name"] == "overfit" and not fact.get("skipped")]
-    if not facts or not facts[-1]["from_initial"]:
+    fact = evidence.probe("overfit")
+    if fact is None or not fact["from_initial"]:
         return None
-    fact = facts[-1]
     first = fact.get("run_first_loss")
     arms = {name: _arm(name, arm) for name, arm in fact["arms"].items()}
     lows = [arm["min"] for arm in fact["arms"].values() if arm["min"] is not None]

@@ -130,8 +130,7 @@ def _setting(name: str, value: float | None) -> dict[str, float | str]:
 
 
 def _first_update(evidence: Evidence) -> int:
-    facts = [fact for fact in evidence.facts("probe") if fact["name"] == "overfit" and "at_step" in fact]
-    return int(facts[-1]["at_step"]) if facts else 0
+    return int((evidence.probe("overfit") or {}).get("at_step") or 0)
 
 
 def _huge_updates(evidence: Evidence, probe: Overfit | None) -> Iterator[Finding]:

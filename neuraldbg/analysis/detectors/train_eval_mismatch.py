@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neuraldbg.analysis.catalogue import symptom
-from neuraldbg.analysis.causes.arch_reading import probe, why_no_probe
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
@@ -23,9 +22,9 @@ def train_eval_mismatch(evidence: Evidence) -> Iterator[Finding]:
     Decides by: a probe of the last batch after the run, in both modes.
     Usual cures: see what differs: dropout (lower p) or BatchNorm statistics (larger momentum, larger batches).
     """
-    ran = probe(evidence, "train_eval")
+    ran = evidence.probe("train_eval")
     if ran is None:
-        evidence.cannot("train_eval_mismatch", why_no_probe(evidence, "train_eval"))
+        evidence.cannot("train_eval_mismatch", evidence.why_no_probe("train_eval"))
         return
     apart, train, test = ran.get("train_eval"), ran.get("loss_train"), ran.get("loss_eval")
     if apart is None or apart < DIFFERENT or train is None or test is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+
+from neuraldbg.analysis.places import parsed
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,7 @@ class Script:
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        try:
-            return ast.parse(self.text)
-        except (SyntaxError, ValueError):
-            return None
+        return parsed(self.text)
 
     @cached_property
     def lines(self) -> list[str]:
@@ -65,6 +64,11 @@ class Script:
     def source(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
+    def operand(self, node: ast.AST) -> str:
+        """The source of an expression so that `.method()` or an operator may follow it."""
+        text = self.source(node)
+        return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
+
     def indent(self, statement: ast.stmt) -> str:
         return " " * statement.col_offset
 
@@ -93,7 +97,7 @@ class Script:
 
     def replace_all(self, changes: list[tuple[ast.AST, str]]) -> str | None:
         text = self.text
-        spots = sorted(((*self._span(node), code) for node, code in changes), reverse=True)
+        spots = sorted(((*self.span(node), code) for node, code in changes), reverse=True)
         for start, end, code in spots:
             text = text[:start] + code + text[end:]
         return text
@@ -120,7 +124,7 @@ class Script:
         body = "\n".join(each.strip() if at == 0 else each.rstrip() for at, each in enumerate(code.splitlines()))
         return None if there is None or "\n" in body else moved.insert(there, body.strip(), after=after)
 
-    def _span(self, node: ast.AST) -> tuple[int, int]:
+    def span(self, node: ast.AST) -> tuple[int, int]:
         starts = [0]
         for line in self.lines:
             starts.append(starts[-1] + len(line))
@@ -131,11 +135,7 @@ class Script:
 
     def diff(self, changed: str | None) -> str | None:
         """A unified diff that `patch -p0` takes; None where nothing changed or the result is no Python."""
-        if changed is None or changed == self.text:
-            return None
-        try:
-            ast.parse(changed)
-        except (SyntaxError, ValueError):
+        if changed is None or changed == self.text or parsed(changed) is None:
             return None
         lines = difflib.unified_diff(
             self.text.splitlines(keepends=True), changed.splitlines(keepends=True), self.file, self.file
@@ -158,12 +158,3 @@ def called(node: ast.AST) -> str:
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((each.value for each in call.keywords if each.arg == name), None)
-
-
-def first_match(attempts: list[Callable[[], str | None]]) -> str | None:
-    """The first edit that can be made."""
-    for attempt in attempts:
-        changed = attempt()
-        if changed is not None:
-            return changed
-    return None

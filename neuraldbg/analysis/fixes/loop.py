@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.analysis.fixes import cure
 from neuraldbg.analysis.fixes.editing import Script, called, keyword
-from neuraldbg.analysis.fixes.placing import at, line_of, method_of, offered, script_at
+from neuraldbg.analysis.fixes.placing import at, inserted, line_of, method_of, offered, script_at
 from neuraldbg.records import Call, Finding, Fix
 
 
@@ -24,26 +24,18 @@ def _optimizer(finding: Finding, evidence: Evidence) -> str | None:
 
 @cure("missing_zero_grad")
 def missing_zero_grad(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    place, name = line_of(evidence, Call.BACKWARD), _optimizer(finding, evidence)
-    if place is None or name is None:
-        return
-    script, line = place
-    statement = script.statement(line)
-    if statement is not None:
+    name = _optimizer(finding, evidence)
+    if name is not None:
         title = f"Clear the gradients before each backward: {name}.zero_grad()"
-        yield from offered(title, "R", script, script.insert(statement, f"{name}.zero_grad()"))
+        yield from inserted(line_of(evidence, Call.BACKWARD), f"{name}.zero_grad()", title, "R")
 
 
 @cure("optimizer_step_missing")
 def optimizer_step_missing(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    place, name = line_of(evidence, Call.BACKWARD), _optimizer(finding, evidence)
-    if place is None or name is None:
-        return
-    script, line = place
-    statement = script.statement(line)
-    if statement is not None:
+    name = _optimizer(finding, evidence)
+    if name is not None:
         title = f"Make the update after each backward: {name}.step()"
-        yield from offered(title, "R", script, script.insert(statement, f"{name}.step()", after=True))
+        yield from inserted(line_of(evidence, Call.BACKWARD), f"{name}.step()", title, "R", after=True)
 
 
 @cure("backward_missing")
@@ -187,13 +179,9 @@ def train_mode_in_eval(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
 
 
 def _mode(finding: Finding, evidence: Evidence, mode: str, title: str) -> Iterator[Fix]:
-    place, model = at(finding, evidence), finding.evidence.get("model")
-    if place is None or not isinstance(model, str) or not model.replace(".", "").replace("_", "").isalnum():
-        return
-    script, line = place
-    statement = script.statement(line)
-    if statement is not None:
-        yield from offered(f"{title}: {model}.{mode}()", "R", script, script.insert(statement, f"{model}.{mode}()"))
+    model = finding.evidence.get("model")
+    if isinstance(model, str) and model.replace(".", "").replace("_", "").isalnum():
+        yield from inserted(at(finding, evidence), f"{model}.{mode}()", f"{title}: {model}.{mode}()", "R")
 
 
 @cure("retained_graph_memory_leak")
@@ -204,18 +192,13 @@ def retained_graph_memory_leak(finding: Finding, evidence: Evidence) -> Iterator
     script, line = place
     statement = script.statement(line)
     if isinstance(statement, ast.AugAssign):
-        changed = script.replace(statement.value, f"{_bracketed(script, statement.value)}.detach()")
+        changed = script.replace(statement.value, f"{script.operand(statement.value)}.detach()")
         yield from offered("Add up the value, not the graph", "S", script, changed)
     for node in script.calls("append", within=(line, line)):
         if node.args and called(node.args[0]) not in ("item", "detach", "float"):
-            changed = script.replace(node.args[0], f"{_bracketed(script, node.args[0])}.detach()")
+            changed = script.replace(node.args[0], f"{script.operand(node.args[0])}.detach()")
             yield from offered("Keep the value, not the graph", "S", script, changed)
             return
-
-
-def _bracketed(script: Script, node: ast.expr) -> str:
-    text = script.source(node)
-    return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
 
 
 @cure("missing_no_grad_in_eval")
@@ -235,15 +218,11 @@ def missing_no_grad_in_eval(finding: Finding, evidence: Evidence) -> Iterator[Fi
 @cure("hidden_state_not_detached")
 def hidden_state_not_detached(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     name = finding.evidence.get("state")
-    place = line_of(evidence, Call.BACKWARD) or at(finding, evidence)
-    if place is None or not isinstance(name, str) or not name.isidentifier():
-        return
-    script, line = place
-    statement = script.statement(line)
-    if statement is not None:
-        code = f"{name} = {name}.detach()"
+    if isinstance(name, str) and name.isidentifier():
+        parts = f"tuple(part.detach() for part in {name})"  # an LSTM carries two
+        code = f"{name} = {parts} if isinstance({name}, tuple) else {name}.detach()"
         title = "Cut the graph of the carried state after each backward"
-        yield from offered(title, "S", script, script.insert(statement, code, after=True))
+        yield from inserted(line_of(evidence, Call.BACKWARD) or at(finding, evidence), code, title, "S", after=True)
 
 
 @cure("checkpoint_aliases_live_weights")
@@ -278,7 +257,8 @@ def checkpoint_not_loaded(finding: Finding, evidence: Evidence) -> Iterator[Fix]
         changes: list[tuple[ast.AST, str]] = [(strict, "True")]
         if unexpected.endswith(f".{missing}"):
             prefix = unexpected[: -len(missing)]
-            changes.append((node.args[0], f'{{k.removeprefix("{prefix}"): v for k, v in {state}.items()}}'))
+            mine = f'{{k.removeprefix("{prefix}"): v for k, v in {state}.items() if k.startswith("{prefix}")}}'
+            changes.append((node.args[0], mine))
         elif missing.endswith(f".{unexpected}"):
             prefix = missing[: -len(unexpected)]
             changes.append((node.args[0], f'{{"{prefix}" + k: v for k, v in {state}.items()}}'))

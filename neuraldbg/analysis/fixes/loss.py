@@ -47,7 +47,7 @@ def _drop_entry(script: Script, module: str) -> str | None:
     own_line = script.lines[entry.lineno - 1].strip().rstrip(",") == script.source(entry)
     if own_line and entry.lineno == entry.end_lineno and before.end_lineno != entry.lineno:
         return "".join([*script.lines[: entry.lineno - 1], *script.lines[entry.lineno :]])
-    begin, end = script._span(before)[1], script._span(entry)[1]
+    begin, end = script.span(before)[1], script.span(entry)[1]
     return script.text[:begin] + script.text[end:]
 
 
@@ -89,7 +89,7 @@ def wrong_activation_last_layer(finding: Finding, evidence: Evidence) -> Iterato
     kind = str(finding.evidence.get("activation") or finding.op or "").lower()
     names = {"relu": ("ReLU", "relu"), "sigmoid": ("Sigmoid", "sigmoid"), "tanh": ("Tanh", "tanh")}
     names |= {"softmax": ("Softmax", "softmax")}
-    if kind in names:
+    if kind in names and finding.evidence.get("loss") != "bce":  # which takes probabilities only
         yield from _without_activation(finding, evidence, *names[kind], "Leave the output as it is, for this target")
 
 
@@ -101,9 +101,19 @@ def missing_log_softmax(_: Finding, evidence: Evidence) -> Iterator[Fix]:
         if len(calls) == 1:
             function = calls[0].func
             new = script.source(function).removesuffix(called(calls[0])) + swaps[called(calls[0])]
+            if isinstance(function, ast.Name):  # imported by its own name: the other one may not be
+                home = "torch.nn.functional" if new[0].islower() else "torch.nn"
+                new = f"{home}.{new}" if _imports_torch(script) else new
             title = f"Use {swaps[called(calls[0])]}, which applies log-softmax itself"
             yield from offered(title, "R", script, script.replace(function, new))
             return
+
+
+def _imports_torch(script: Script) -> bool:
+    imports = [node for node in script.nodes(ast.Import) if isinstance(node, ast.Import)]
+    return any(
+        name.name.partition(".")[0] == "torch" and name.asname is None for node in imports for name in node.names
+    )
 
 
 @cure("loss_sign_flipped")

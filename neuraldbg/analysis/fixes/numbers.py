@@ -23,11 +23,6 @@ def _argument(script: Script, line: int, *names: str) -> ast.expr | None:
     return call.func.value
 
 
-def _wrapped(script: Script, node: ast.expr) -> str:
-    text = script.source(node)
-    return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
-
-
 def _at_argument(finding: Finding, evidence: Evidence, names: tuple[str, ...], code: str, title: str) -> Iterator[Fix]:
     """`code` with {x} in the place of the argument."""
     place = at(finding, evidence)
@@ -36,7 +31,7 @@ def _at_argument(finding: Finding, evidence: Evidence, names: tuple[str, ...], c
     script, line = place
     node = _argument(script, line, *names)
     if node is not None:
-        yield from offered(title, "R", script, script.replace(node, code.format(x=_wrapped(script, node))))
+        yield from offered(title, "R", script, script.replace(node, code.format(x=script.operand(node))))
 
 
 @cure("log_of_zero")
@@ -48,7 +43,7 @@ def log_of_zero(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
 @cure("undefined_gradient_at_zero")
 def undefined_gradient_at_zero(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     title = "Keep the argument away from zero, where the derivative is infinite"
-    yield from _at_argument(finding, evidence, ("sqrt",), "{x} + 1e-12", title)
+    yield from _at_argument(finding, evidence, ("sqrt",), "({x} + 1e-12)", title)
     place = at(finding, evidence)
     if place is not None:
         yield from _norms(*place, title)
@@ -67,7 +62,7 @@ def _norms(script: Script, line: int, title: str) -> Iterator[Fix]:
         positional = call.args[1:] if is_module_call(call) else call.args
         if positional:
             return
-        code = f"({_wrapped(script, inner)}.pow(2).sum({', '.join(words)}) + 1e-12).sqrt()"
+        code = f"({script.operand(inner)}.pow(2).sum({', '.join(words)}) + 1e-12).sqrt()"
         yield from offered(title, "R", script, script.replace(call, code))
 
 

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.analysis.fixes.editing import Script, called
+from neuraldbg.analysis.fixes.editing import Script
 from neuraldbg.analysis.places import split
 from neuraldbg.records import Call, Finding, Fix
-
-LOSSES = (
-    "cross_entropy",
-    "nll_loss",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "kl_div",
-)
 
 
 def script_at(evidence: Evidence, source: str | None) -> tuple[Script, int] | None:
@@ -48,13 +36,17 @@ def offered(title: str, auto: str, script: Script, changed: str | None) -> Itera
         yield Fix(title, patch, auto)
 
 
+def inserted(
+    place: tuple[Script, int] | None, code: str, title: str, auto: str, *, after: bool = False
+) -> Iterator[Fix]:
+    """A fix that is one new line before or after the statement at a place."""
+    statement = None if place is None else place[0].statement(place[1])
+    if place is not None and statement is not None:
+        yield from offered(title, auto, place[0], place[0].insert(statement, code, after=after))
+
+
 def every_script(evidence: Evidence) -> list[Script]:
     return [Script(fact["file"], fact["text"]) for fact in evidence.facts("source_file")]
-
-
-def optimizer_calls(script: Script, kinds: set[str]) -> list[ast.Call]:
-    """Calls that make an optimizer of one of the classes."""
-    return script.calls(*kinds)
 
 
 def number(node: ast.expr | None) -> float | None:
@@ -81,12 +73,6 @@ def assigned_number(script: Script, node: ast.expr | None) -> ast.expr | None:
     return values[0] if len(values) == 1 and number(values[0]) is not None else None
 
 
-def only(nodes: list[ast.Call], accept: Callable[[ast.Call], bool] = lambda _: True) -> ast.Call | None:
-    """The one call that fits; None where there are several or none."""
-    fitting = [node for node in nodes if accept(node)]
-    return fitting[0] if len(fitting) == 1 else None
-
-
 def method_of(node: ast.Call) -> str | None:
     """`x` of `x.log()`; None for a plain function."""
     if isinstance(node.func, ast.Attribute):
@@ -98,10 +84,6 @@ def is_module_call(node: ast.Call) -> bool:
     """`torch.log(x)`, `F.softmax(x)`: a function of a module and not a method of a tensor."""
     owner = method_of(node)
     return owner in ("torch", "F", "nn.functional", "torch.nn.functional", "functional", "np", "math")
-
-
-def named(node: ast.AST, *names: str) -> bool:
-    return called(node) in names
 
 
 def write(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.guard import attempt, attempt_or_why
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.origin.answer import Answer, from_chain, from_suspect
@@ -202,13 +202,16 @@ class Search:
 
 def _run(again: Rerun, mode: Localiser, backward: bool) -> Any:
     """What running the pass again showed, or why it could not be."""
-    try:
-        with torch.enable_grad():
-            return again.run(mode, backward=backward)
-    except TimeIsUp:
-        return "running the pass again took too long"
-    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError) as error:
-        return f"the pass cannot be run again: {type(error).__name__}: {error}"[:300]
+
+    def run() -> Any:
+        try:
+            with torch.enable_grad():
+                return again.run(mode, backward=backward)
+        except TimeIsUp:
+            return "running the pass again took too long"
+
+    shown, why = attempt_or_why(run)
+    return shown if why is None else f"the pass cannot be run again: {why}"[:300]
 
 
 def _unknown() -> Answer:
