@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neuraldbg.analysis.anomalies import AnomalyDetector
     from neuraldbg.session import NeuralDbg, watch
     from neuraldbg.trace import Trace, open_trace
 
-__all__ = ["NeuralDbg", "Trace", "open_trace", "watch"]
+__all__ = ["AnomalyDetector", "NeuralDbg", "Trace", "open_trace", "watch"]
 
 _HOMES = {
+    "AnomalyDetector": "neuraldbg.analysis.anomalies",
     "NeuralDbg": "neuraldbg.session",
     "Trace": "neuraldbg.trace",
     "open_trace": "neuraldbg.trace",

@@ -65,6 +65,7 @@ def run(request: Request) -> int:
         request.max_disk_bytes,
         stop_on_nan=request.alert_on_nan,
         arm_step=request.arm_nan,
+        focus=tuple(request.settings.get("focus", ())),
     )
     viewer = Viewer(run_dir, request, own_path)
     attachment = Attachment(plan)
@@ -149,7 +150,7 @@ class Viewer:
 
     def __init__(self, run_dir: Path, request: Request, path: list[str]) -> None:
         reading, self._writing = os.pipe()
-        options = ["--parent-fd", str(reading)]
+        options = ["--parent-fd", str(reading), "--max-disk", str(request.max_disk_bytes)]
         options += ["--live"] if request.live else []
         options += ["--export", str(request.export)] if request.export else []
         options += ["--json"] if request.json else []

@@ -15,6 +15,7 @@ from typing import Any
 
 from neuraldbg.analysis import gradients as judge
 from neuraldbg.analysis import inspection as look
+from neuraldbg.analysis.anomalies import Anomaly, AnomalyDetector, AnomalyWatch
 from neuraldbg.analysis.causality import Coupling, SemanticEvent
 from neuraldbg.analysis.evidence import Thresholds
 from neuraldbg.analysis.findings import strict
@@ -30,7 +31,7 @@ from neuraldbg.analysis.results import (
 )
 from neuraldbg.analysis.summary import summarise
 from neuraldbg.analysis.why import Why
-from neuraldbg.config import parse_budget
+from neuraldbg.config import load_config, parse_budget
 from neuraldbg.config.installation import refuse_namesake
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 from neuraldbg.records import RunInfo
@@ -88,6 +89,7 @@ class NeuralDbg:
         self._closed = False
         self._began = 0.0
         self._iterated = 0  # steps at the last step_iteration()
+        self._unusual: AnomalyWatch | None = None
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -242,6 +244,11 @@ class NeuralDbg:
         value = loss.detach() if hasattr(loss, "detach") else loss
         self._started(self._capture).core.recorder.scalar("loss.user", float(value))
 
+    def record_metric(self, name: str, value: Any) -> None:
+        """Write down a number of your own (series `user.<name>`): it is stored, exported and watched for anomalies."""
+        number = value.detach() if hasattr(value, "detach") else value
+        self._started(self._capture).core.recorder.scalar(f"user.{name}", float(number))
+
     # -- the past ----------------------------------------------------------------------------------------------------
 
     def inspect_layer(self, name: str) -> LayerReport:
@@ -303,6 +310,20 @@ class NeuralDbg:
         summary = summarise(self.trace, alive=not self._closed, thresholds=self._limits)
         write_findings(self.run_dir, [strict(one) for one in summary.findings])
         return Verdict(summary.verdict.state, summary.verdict.headline, summary.findings)
+
+    def anomalies(self, detector: AnomalyDetector | None = None) -> list[Anomaly]:
+        """What is unusual in the updates so far, earliest first. A `detector` of your own looks at all of them; without
+        one, sensitivity and history are as configured, and each call looks only at what is new."""
+        trace, done = self.trace, None if self._closed else self.step - 1  # the current one is not over
+        if detector is not None:
+            own = AnomalyWatch(detector)
+            own.look(trace, through=done)
+            return list(own.found)
+        if self._unusual is None:
+            config = load_config()
+            self._unusual = AnomalyWatch(AnomalyDetector(config.anomaly_sensitivity, config.history.anomaly))
+        self._unusual.look(trace, through=done)
+        return list(self._unusual.found)
 
     def explain_failure(self, type: str | None = None) -> list[CausalHypothesis]:
         """Hypotheses for one sort of failure (`vanishing_gradients`, `exploding_gradients`, ..., or an id that

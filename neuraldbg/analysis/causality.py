@@ -246,11 +246,13 @@ def _later(each: Finding, chain: Sequence[Finding], at: int) -> bool:
     return following is not None and following > each.step
 
 
+_ENTITIES = str.maketrans({"#": "#35;", "<": "#lt;", ">": "#gt;", '"': "#quot;", "`": "#96;"})  # as Mermaid spells them
+
+
 def _label(each: Finding) -> str:
     parts = [each.kind, *(part for part in (each.layer, each.source) if part)]
     parts += [f"step {each.step}"] if each.step is not None else []
-    text = "<br/>".join(parts)
-    return text.replace('"', "'").replace("`", "'")
+    return "<br/>".join(part.translate(_ENTITIES) for part in parts)
 
 
 def package(

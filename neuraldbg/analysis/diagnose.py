@@ -10,7 +10,7 @@ from neuraldbg.analysis.catalogue import Entry, catalogue
 from neuraldbg.analysis.evidence import Evidence, Thresholds
 from neuraldbg.analysis.fixes import cures
 from neuraldbg.analysis.onsets import onsets
-from neuraldbg.records import Diagnosis, Finding, Fix, Severity
+from neuraldbg.records import Diagnosis, Finding, Fix, RunInfo, Severity
 
 if TYPE_CHECKING:
     from neuraldbg.trace import Trace
@@ -39,6 +39,17 @@ FOCUS = {  # what --gradients, --dead-neurons and --anomalies restrict a run to
 RAN_AWAY = frozenset(
     {"nan_loss", "inf_loss", "nan_gradient", "diverging_loss", "exploding_gradient", "exploding_activation"}
 )
+NOT_YET = frozenset(  # conclude from what has not happened: the end of a run proves them, not its first epoch
+    {
+        "batchnorm_stats_stale",
+        "ema_not_tracking",
+        "insufficient_training",
+        "missing_no_grad_in_eval",
+        "optimizer_step_missing",
+        "parameters_not_updating",
+        "scheduler_misuse",
+    }
+)
 LOUD = (Severity.WARNING, Severity.CRITICAL)
 _WEIGHT = {Severity.CRITICAL: 2, Severity.WARNING: 1, Severity.INFO: 0}
 
@@ -57,12 +68,20 @@ class Judgement:
         return tuple(one for one in self.diagnoses if one.finding.severity in LOUD)
 
 
-def diagnose(trace: Trace, thresholds: Thresholds | None = None) -> Judgement:
-    """The same trace always gives the same judgement."""
+def diagnose(
+    trace: Trace,
+    thresholds: Thresholds | None = None,
+    *,
+    focus: Iterable[str] | None = None,
+    ongoing: bool = False,
+) -> Judgement:
+    """The same trace always gives the same judgement. `focus` names groups of FOCUS; None is what the run was started
+    with. Of an `ongoing` run nothing is concluded from what has not happened yet."""
     evidence = Evidence(trace, thresholds)
     entries = catalogue()
     failed: dict[str, str] = {}
-    wanted = in_focus(entries, trace.run.settings.get("focus") or ())
+    wanted = in_focus(entries, focus_of(trace.run) if focus is None else focus)
+    wanted = [entry for entry in wanted if not (ongoing and entry.id in NOT_YET)]
     found = [finding for entry in wanted for finding in _ask(entry, evidence, failed)]
     causes = [one for one in found if entries[one.kind].sort == "cause"]
     symptoms = [one for one in found if entries[one.kind].sort == "symptom"]
@@ -71,6 +90,11 @@ def diagnose(trace: Trace, thresholds: Thresholds | None = None) -> Judgement:
     diagnoses += [Diagnosis(one, (), _fixes(one, evidence)) for one in _loudness(symptoms, kept, entries)]
     diagnoses.sort(key=lambda one: _order(one.finding, entries))
     return Judgement(tuple(diagnoses), len(wanted), dict(evidence.unchecked), failed)
+
+
+def focus_of(run: RunInfo) -> tuple[str, ...]:
+    """The groups that a run was restricted to when it was started; none is everything."""
+    return tuple(group for group in run.settings.get("focus") or () if group in FOCUS)
 
 
 def in_focus(entries: dict[str, Entry], focus: Iterable[str]) -> list[Entry]:

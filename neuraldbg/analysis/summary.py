@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from neuraldbg.analysis.diagnose import Judgement, diagnose
+from neuraldbg.analysis.anomalies import AnomalyReport
+from neuraldbg.analysis.diagnose import Judgement, diagnose, focus_of
 from neuraldbg.analysis.evidence import Thresholds
 from neuraldbg.analysis.findings import as_dict
 from neuraldbg.analysis.layers import LayerSummary, summarise_layers
@@ -81,18 +82,32 @@ class RunSummary:
     loss_lines: tuple[LossLine, ...] = ()  # one per line that calls backward, where there are several
     measured_step: int | None = None  # the last step whose layers were measured
     judgement: Judgement | None = None
+    anomalies: AnomalyReport | None = None  # None: not looked for
+    focus: tuple[str, ...] = ()  # groups that were looked at; none is everything
 
 
-def summarise(trace: Trace, *, alive: bool | None = None, thresholds: Thresholds | None = None) -> RunSummary:
-    """The whole run. `alive` says whether its process still runs, for a trace without an end; None = unknown."""
+def summarise(
+    trace: Trace,
+    *,
+    alive: bool | None = None,
+    thresholds: Thresholds | None = None,
+    anomalies: AnomalyReport | None = None,
+    focus: Iterable[str] | None = None,
+    ongoing: bool = False,
+) -> RunSummary:
+    """The whole run. `alive` says whether its process still runs, for a trace without an end; None = unknown.
+
+    `anomalies` is taken over as it is; `focus` replaces the one that the run was started with; of an `ongoing` training
+    nothing is concluded from what it has not done yet.
+    """
+    wanted = focus_of(trace.run) if focus is None else tuple(focus)
     calls = _Calls(trace)
     run = run_of_main(trace)
     series = scalar_series(trace)
-    layers = summarise_layers(trace)
-    models = _models(trace)
+    layers, models = summarise_layers(trace), _models(trace)
     lines = _loss_lines(trace, series)
     facts = _facts(trace, run, calls, (series, lines), (layers, models), alive)
-    judgement = diagnose(trace, thresholds)
+    judgement = diagnose(trace, thresholds, focus=wanted, ongoing=ongoing)
     return RunSummary(
         run=run,
         ended=run.ended,
@@ -113,6 +128,8 @@ def summarise(trace: Trace, *, alive: bool | None = None, thresholds: Thresholds
         loss_lines=lines,
         measured_step=max((layer.stats_step for layer in layers if layer.stats_step is not None), default=None),
         judgement=judgement,
+        anomalies=anomalies,
+        focus=wanted,
     )
 
 

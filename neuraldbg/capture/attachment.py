@@ -28,6 +28,7 @@ class Plan:
     strict: bool = False
     stop_on_nan: bool = False
     arm_step: int | None = None
+    focus: tuple[str, ...] = ()  # groups that the user restricted the run to
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -35,7 +36,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         fields = json.loads(text)
-        return cls(**{**fields, "layers": tuple(fields["layers"])})
+        return cls(**{**fields, "layers": tuple(fields["layers"]), "focus": tuple(fields["focus"])})
 
 
 class Attachment:
@@ -65,6 +66,7 @@ class Attachment:
             strict=plan.strict,
             stop_on_nan=plan.stop_on_nan,
             arm_step=plan.arm_step,
+            focus=plan.focus,
         )
         self.capture = TorchCapture(self._open_writer, options)
         self._spawning = SpawnPatch(plan)

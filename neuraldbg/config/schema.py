@@ -37,10 +37,12 @@ class Setting:
 IN_EFFECT = frozenset(
     {
         "alert_on_nan",
+        "anomaly_sensitivity",
         "budget",
         "dashboard.enabled",
         "fail_on",
         "headless",
+        "history.anomaly",
         "host",
         "layers",
         "max_disk",

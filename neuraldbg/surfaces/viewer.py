@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuraldbg.surfaces.live_analysis import FIRST_LOOK_S, LEAST_PAUSE_S, LiveAnalysis
+
 if TYPE_CHECKING:
     import argparse
 
@@ -29,14 +31,16 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     _ignore_interrupt()
     run_dir = Path(options.run_dir)
+    analysis = LiveAnalysis(run_dir, first_look_s=options.first_look, least_pause_s=options.least_pause)
     if options.live and _can_draw():
-        _watch(run_dir, options.parent_fd)
+        _watch(run_dir, options.parent_fd, analysis)
     else:
-        wait_for_end(options.parent_fd, timeout_s=None)
+        while not wait_for_end(options.parent_fd, timeout_s=analysis.wait_s()):
+            analysis.look()
     from neuraldbg.errors import NeuralDbgError
 
     try:
-        return _conclude(run_dir, options)
+        return _conclude(run_dir, options, analysis)
     except NeuralDbgError as error:
         _say(f"no report: {error}")
     except BrokenPipeError:
@@ -51,6 +55,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("run_dir")
     parser.add_argument("--parent-fd", type=int, required=True)
     parser.add_argument("--live", action="store_true")
+    parser.add_argument("--max-disk", type=int)  # bytes
+    parser.add_argument("--first-look", type=float, default=FIRST_LOOK_S)  # seconds; tests have less patience
+    parser.add_argument("--least-pause", type=float, default=LEAST_PAUSE_S)
     parser.add_argument("--export")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--fail-on", choices=("warning", "critical"))
@@ -93,7 +100,7 @@ def _can_draw() -> bool:
     return can_draw(sys.stderr.fileno(), os.environ.get("TERM"))
 
 
-def _watch(run_dir: Path, descriptor: int) -> None:
+def _watch(run_dir: Path, descriptor: int, analysis: LiveAnalysis) -> None:
     """Keeps the live line until the trainer is gone. The line may fail; the report may not, so nothing escapes."""
     from neuraldbg.errors import NeuralDbgError
     from neuraldbg.surfaces.terminal.live import REDRAW_S, BottomRow
@@ -106,11 +113,13 @@ def _watch(run_dir: Path, descriptor: int) -> None:
             now = time.monotonic()
             try:
                 live = live or _follow(run_dir)
-                row.show(live.text(now_s=now, running_s=now - started))
+                row.show(live.text(now_s=now, running_s=now - started, verdict=analysis.headline))
             except (NeuralDbgError, OSError):
                 live = None  # nothing readable yet
             # Reading must never cost the training a core: rest at least twenty times as long as it took.
             pause_s = max(REDRAW_S, 20 * (time.monotonic() - now))
+            if not analysis.wait_s():
+                analysis.look()
 
 
 def _follow(run_dir: Path) -> LiveText:
@@ -120,14 +129,18 @@ def _follow(run_dir: Path) -> LiveText:
     return LiveText(open_trace(run_dir))
 
 
-def _conclude(run_dir: Path, options: argparse.Namespace) -> int:
+def _conclude(run_dir: Path, options: argparse.Namespace, analysis: LiveAnalysis) -> int:
+    from neuraldbg.analysis.anomalies.watch import watch_of
     from neuraldbg.analysis.findings import strict
     from neuraldbg.analysis.summary import summarise
     from neuraldbg.surfaces.reports.session import dump, session_of, write_atomic
     from neuraldbg.trace import open_trace
     from neuraldbg.trace.findings import write_findings
 
-    summary = summarise(open_trace(run_dir), alive=False)
+    trace = open_trace(run_dir)
+    watch = analysis.watch or watch_of(trace)
+    watch.look(trace)
+    summary = summarise(trace, alive=False, anomalies=watch.report())
     write_findings(run_dir, [strict(one) for one in summary.findings])
     if options.json:
         print(dump(session_of(summary)), flush=True)
@@ -145,6 +158,8 @@ def _conclude(run_dir: Path, options: argparse.Namespace) -> int:
             write_atomic(Path(options.export), [dump(session_of(summary), indent=1).encode(), b"\n"])
         except UsageError as error:
             _say(str(error))
+    if watch.samples:
+        watch.save(run_dir, most_bytes=options.max_disk)  # last: nobody waits for it
     return exit_code(summary, options.fail_on)
 
 

@@ -71,6 +71,14 @@ def test_settings_of_the_project_are_taken_and_options_win(asked: list[Request],
     assert [(request.budget, request.max_disk_bytes) for request in asked] == [("3%", 10**9)]
 
 
+def test_the_dial_of_anomalies_and_the_focus_are_told_to_the_analysis(asked: list[Request], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("anomaly_sensitivity: 0.98\n")
+    (tmp_path / "neural_config.yaml").write_text("history:\n  anomaly: 50\n")
+    debug("--anomalies", "--gradients", "train.py")
+    dial = {"anomaly_sensitivity": 0.98, "anomaly_history": 50}
+    assert asked[0].settings == {**dial, "focus": ["gradients", "anomalies"]}
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [("gone/s.json", "there is no directory"), (".", "it is a directory")],

@@ -39,7 +39,7 @@ def valid(session: Any) -> Any:
 def test_a_session_has_exactly_the_documented_parts(place: Path) -> None:
     with open_trace(place / "neuraldbg_runs" / "good") as trace:
         session = valid(session_object(trace))
-    assert set(session) == {"schema", "run", "verdict", "findings", "layers", "series", "overhead"}
+    assert set(session) == {"schema", "run", "verdict", "findings", "layers", "series", "overhead", "anomalies"}
     assert set(session["run"]) == {
         "id", "command", "backend", "versions", "world_size", "started", "duration_s", "steps", "exit_code", "models",
         "optimizers", "loss", "accumulation",

@@ -101,8 +101,11 @@ class AnomalyDetector:
         judged = self.judge(layer, metrics)
         return {"is_anomaly": judged.is_anomaly, "scores": judged.scores}
 
-    def detect_custom_anomaly(self, layer_name: str, metrics: Mapping[str, Any]) -> tuple[bool, float] | None:  # noqa: ARG002
-        """For subclasses: whether the sample is an anomaly, and a score. None has no say."""
+    def detect_custom_anomaly(self, layer_name: str, metrics: Any) -> tuple[bool, float] | None:  # noqa: ARG002
+        """For subclasses: whether the sample is an anomaly, and a score. None has no say.
+
+        `metrics` maps names to numbers; declared so that a subclass may call it a dict, a Mapping or nothing at all.
+        """
         return None
 
     def get_layer_statistics(self, layer: str) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The anomalies of a recorded run: its rows, layer by layer and step by step, through the detector."""
+"""The anomalies of a recorded run: its layers and series, step by step, through the detector."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ _STATS = (
     "inf_count",
 )
 _SPANS = ("step", "rank", "site", "phase", "duration_ns", "host_bytes", "device_bytes")
+_SCALARS = ("step", "rank", "site", "value")
+SET_NOT_MEASURED = ("lr", "loss_scale")  # series of what somebody chose; a new value there is a decision
 Columns = Mapping[str, NDArray[Any]]
 Keys = NDArray[np.int64]
 Samples = dict[tuple[int, int, int], dict[str, float]]  # by step, rank and number of the layer
@@ -40,25 +42,63 @@ Samples = dict[tuple[int, int, int], dict[str, float]]  # by step, rank and numb
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A sample of a layer that is unlike those before it."""
+    """A sample of a layer, or of a series of the whole run, that is unlike those before it."""
 
     step: int
-    layer: str
+    layer: str | None  # None: of the run, such as its loss or what the user has recorded
     rank: int
     metrics: tuple[str, ...]  # those that are unusual
     methods: tuple[str, ...]  # which find them so
     scores: Mapping[str, float]  # as detect_anomalies gives them; that of the forest only where its vote decided
     values: Mapping[str, float]  # what was measured; NaN where a tensor held a NaN or an infinity
 
+    @property
+    def severity(self) -> float:
+        """The largest distance among its unusual metrics, in standard deviations; else what a subclass gave it."""
+        worst = [abs(self.scores[name]) for name in self.metrics if name in self.scores]
+        return max(worst, default=abs(self.scores.get("custom", 0.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was measured of one layer or series in one step."""
+
+    step: int
+    layer: str | None
+    rank: int
+    values: Mapping[str, float]
+
+    @property
+    def remembered_as(self) -> str:
+        """Each rank's layers and every series are compared only with their own past."""
+        name = self.layer if self.layer is not None else f"series {next(iter(self.values))}"
+        return name if self.rank == 0 else f"{name} of rank {self.rank}"
+
 
 def anomalies_of(trace: Trace, detector: AnomalyDetector | None = None) -> Iterator[Anomaly]:
-    """In the order of the steps. Each rank's layers are compared only with their own past.
-
-    Looks at training passes: execution_time (seconds per call), memory (MB of output), mean_activation, zero_ratio,
-    and grad_norm (of the layer's own parameters, else of its output). A `detector` remembers what it was shown: give
-    it again, with `trace.between(next_step, None)`, to go on where an earlier call ended.
-    """
+    """In the order of the steps. A `detector` remembers what it was shown: give it again, with
+    `trace.between(next_step, None)`, to go on where an earlier call ended."""
     judge = detector if detector is not None else AnomalyDetector()
+    for sample in samples_of(trace):
+        found = judged(sample, judge)
+        if found is not None:
+            yield found
+
+
+def judged(sample: Sample, detector: AnomalyDetector) -> Anomaly | None:
+    """By what is remembered, to which the sample is then added."""
+    name, values = sample.remembered_as, sample.values
+    found = detector.judge(name, values, every_score=False)
+    detector.add_sample(name, values)
+    if not found.is_anomaly:
+        return None
+    return Anomaly(sample.step, sample.layer, sample.rank, found.metrics, found.methods, found.scores, values)
+
+
+def samples_of(trace: Trace) -> Iterator[Sample]:
+    """Of layers in training passes: execution_time (seconds per call), memory (MB of output), mean_activation,
+    zero_ratio, and grad_norm (of the layer's own parameters, else of its output). Of the run: every series that is
+    measured, by its own name."""
     layers = _Layers(trace.sites)
     steps = trace.steps
     for first in range(0, len(steps), STEPS_AT_ONCE):
@@ -66,13 +106,10 @@ def anomalies_of(trace: Trace, detector: AnomalyDetector | None = None) -> Itera
         samples: Samples = {}
         _take_spans(samples, layers, trace.table("spans", _SPANS, between=window))
         _take_stats(samples, layers, trace.table("stats", _STATS, between=window))
+        _take_scalars(samples, layers, trace.table("scalars", _SCALARS, between=window))
         for (step, rank, number), values in sorted(samples.items()):
-            layer = trace.canonical(layers.sites[number])
-            remembered_as = layer if rank == 0 else f"{layer} of rank {rank}"
-            found = judge.judge(remembered_as, values, every_score=False)
-            judge.add_sample(remembered_as, values)
-            if found.is_anomaly:
-                yield Anomaly(step, layer, rank, found.metrics, found.methods, found.scores, values)
+            site = layers.sites[number]
+            yield Sample(step, None if site in layers.series else trace.canonical(site), rank, values)
 
 
 class _Layers:
@@ -81,6 +118,8 @@ class _Layers:
     def __init__(self, sites: list[Site]) -> None:
         modules = {(site.model, site.path): site.id for site in sites if site.kind is SiteKind.MODULE}
         known = [site for site in sites if site.kind in (SiteKind.MODULE, SiteKind.MODEL, SiteKind.PARAMETER)]
+        self.series = {site.id: site.path for site in sites if site.kind is SiteKind.SERIES and _is_measured(site.path)}
+        known += [site for site in sites if site.id in self.series]
         self.sites = [site.id for site in known]
         numbers = {site.id: number for number, site in enumerate(known)}
         self._of: dict[int, int] = {}
@@ -141,6 +180,21 @@ def _take_gradients(samples: Samples, layers: _Layers, rows: Columns) -> None:
     keys, group = _by_layer(rows, layers)
     squares = np.where(_is_bad(rows), np.nan, np.square(rows["l2"]))
     _put(samples, "grad_norm", keys, np.sqrt(np.bincount(group, weights=squares, minlength=len(keys))))
+
+
+def _take_scalars(samples: Samples, layers: _Layers, scalars: Columns) -> None:
+    """Mean over what a step recorded: NaN or infinite where one of its values was."""
+    for site, name in layers.series.items():
+        rows = _only(scalars, scalars["site"] == site)
+        if len(rows["site"]):
+            keys, group = _by_layer(rows, layers)
+            with np.errstate(invalid="ignore"):  # an infinity and its opposite
+                total = np.bincount(group, weights=rows["value"], minlength=len(keys))
+            _put(samples, name, keys, total / np.bincount(group, minlength=len(keys)))
+
+
+def _is_measured(series: str) -> bool:
+    return series.partition(".")[0] not in SET_NOT_MEASURED
 
 
 def _is_bad(rows: Columns) -> NDArray[np.bool_]:

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
 from neuraldbg.capture.budget import SamplingBudget
+from neuraldbg.capture.focus import kinds_of
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.layers import layer_filter
 from neuraldbg.capture.torch.backward import BackwardWatch
@@ -52,6 +53,7 @@ class Options:
     recording: bool = True
     stop_on_nan: bool = False  # raise StoppedOnNaN before a NaN or Inf reaches the weights
     arm_step: int | None = None  # from this update on every operation is watched until a NaN or Inf is found
+    focus: tuple[str, ...] = ()  # groups of layer statistics that are wanted after the first updates; none is all
     strict: bool = False  # tests: our own exceptions are not swallowed
     on_layer: tuple[Callable[..., None], ...] = field(default=())
     on_gradient: tuple[Callable[..., None], ...] = field(default=())
@@ -70,6 +72,7 @@ class TorchCapture:
         self.recursion = DeeperRecursion()
         tree.on_depth = self.recursion.make_room
         self.core = Core(recorder, tree, SamplingBudget(options.budget), guard, recording=options.recording)
+        self.core.kinds = kinds_of(options.focus)
         self.core.on_layer += [guard.shield("layers for an observer")(observe) for observe in options.on_layer]
         self.core.on_gradient += [guard.shield("gradients for an observer")(observe) for observe in options.on_gradient]
         self.patches = Patches()

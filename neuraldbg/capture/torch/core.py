@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.budget import SamplingBudget
+from neuraldbg.capture.budget import FIRST_IN_FULL, SamplingBudget
+from neuraldbg.capture.focus import EVERYTHING
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.torch.device import DeviceQueue
 from neuraldbg.capture.torch.moments import Moments
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
+from neuraldbg.records import Kind
 
 now_ns: Callable[[], int] = time.perf_counter_ns
 
@@ -73,6 +75,7 @@ class Core:
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
     moments: Moments = field(default_factory=Moments)
+    kinds: frozenset[Kind] = EVERYTHING  # statistics of layers that are taken after the first updates
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -84,6 +87,10 @@ class Core:
         """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave."""
         guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
         getattr(self.moments, moment).append(guard(notice))
+
+    def wants(self, kind: Kind) -> bool:
+        """Whether this statistic of a layer is taken in the current step, if it is a full one."""
+        return kind in self.kinds or self.recorder.step < FIRST_IN_FULL
 
     @property
     def sampling(self) -> bool:

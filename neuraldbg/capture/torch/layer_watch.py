@@ -49,8 +49,9 @@ class LayerWatch:
             self._mark_packed(outputs)
         if layer.watched:
             for slot, tensor in enumerate(outputs[:8]):
-                self.stats(tensor, layer.site, (Kind.ACTIVATION, phase, slot, one.id))
-                if tensor.requires_grad and one.grad:
+                if core.wants(Kind.ACTIVATION):
+                    self.stats(tensor, layer.site, (Kind.ACTIVATION, phase, slot, one.id))
+                if tensor.requires_grad and one.grad and core.wants(Kind.GRADIENT):
                     self._watch_gradient(tensor, layer, slot, one)
         for observe in core.on_layer:
             observe(layer, one, values)
@@ -108,8 +109,8 @@ class LayerWatch:
 
         shielded = core.guard.shield("gradients")(observe)
 
-        def arrived(gradient: Tensor) -> None:
-            if core.on:
+        def arrived(gradient: Tensor | None) -> None:  # cuDNN's RNN hands None for a state nobody used
+            if core.on and gradient is not None:
                 shielded(gradient)
 
         self._hook(tensor, arrived)

@@ -17,7 +17,7 @@ COMMANDS = {
     "explain": "Explain a diagnosis, or list them all.",
     "inspect": "List the layers of a run, or show one.",
     "compare": "Put two runs side by side.",
-    "export": "Write a run as JSON, CSV or ZIP.",
+    "export": "Write a run as JSON, CSV, ZIP or Mermaid.",
     "doctor": "Say what is installed and what works here.",
     "completion": "Print the shell completion script.",
 }

@@ -48,9 +48,9 @@ class DebugCommand(click.Command):
 @click.option("--out", metavar="DIR", help="Directory of the run.  [default: neuraldbg_runs/<time>-<script>]")
 @click.option("--budget", metavar="SHARE", help="Time the debugger may add: 1%, full (every step), off.  [default: 1%]")
 @click.option("--layers", metavar="PATTERN", multiple=True, help="Watch these layers only (name, glob; repeatable).")
-@click.option("--gradients", is_flag=True, help="Look for faults of the gradients only (may be combined).")
-@click.option("--dead-neurons", is_flag=True, help="Look for dead and saturated units only.")
-@click.option("--anomalies", is_flag=True, help="Look for NaN, Inf, explosions and instability only.")
+@click.option("--gradients", is_flag=True, help="Look for and show faults of the gradients only (may be combined).")
+@click.option("--dead-neurons", is_flag=True, help="Look for and show dead and saturated units only.")
+@click.option("--anomalies", is_flag=True, help="Look for NaN, Inf, explosions, instability only; list the unusual.")
 @click.option("--vanishing-threshold", metavar="NORM", help="Gradient norm below which a layer vanishes.")
 @click.option("--exploding-threshold", metavar="NORM", help="Gradient norm above which a layer explodes.")
 @click.option("--activation-threshold", metavar="X", help="Activation below which a unit counts as inactive.")
@@ -134,6 +134,9 @@ def _settings(config: Config, options: dict[str, Any]) -> dict[str, Any]:
     limits = config.thresholds
     given = {"vanishing": limits.vanishing, "exploding": limits.exploding, "activation": limits.activation}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    dial = {"anomaly_sensitivity": config.anomaly_sensitivity, "anomaly_history": config.history.anomaly}
+    keys = {"anomaly_sensitivity": "anomaly_sensitivity", "anomaly_history": "history.anomaly"}
+    settings |= {name: value for name, value in dial.items() if config.origin(keys[name]) != "default"}
     focus = [name for name in ("gradients", "dead_neurons", "anomalies") if options[name]]
     return {**settings, **({"focus": focus} if focus else {})}
 

@@ -1,4 +1,4 @@
-"""A run as one file: the portable session, a table of every number, or the run directory itself."""
+"""A run as one file: the portable session, a table of every number, a graph of causes, or the run directory itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,17 @@ def write(trace: Trace, run_dir: Path, form: str, path: Path) -> int:
 def parts(trace: Trace, run_dir: Path, form: str) -> Iterator[bytes]:
     if form == "json":
         return iter([dump(session_object(trace), indent=1).encode(), b"\n"])
+    if form == "mermaid":
+        return mermaid_parts(trace)
     return csv_parts(trace) if form == "csv" else zip_parts(run_dir)
+
+
+def mermaid_parts(trace: Trace) -> Iterator[bytes]:
+    """Causes and what they led to, in Mermaid's language."""
+    from neuraldbg.analysis.evidence import thresholds_of
+    from neuraldbg.analysis.why import Why
+
+    yield Why(trace, thresholds_of(trace.run)).mermaid().encode()
 
 
 def csv_parts(trace: Trace) -> Iterator[bytes]:

@@ -14,11 +14,13 @@ from neuraldbg.errors import UsageError
 from neuraldbg.records import TensorStats
 
 if TYPE_CHECKING:
+    from neuraldbg.analysis.anomalies import AnomalyReport
     from neuraldbg.analysis.layers import LayerSummary
     from neuraldbg.analysis.summary import RunSummary
     from neuraldbg.trace import Trace
 
 SCHEMA = "neuraldbg.session/1"
+MOST_ANOMALIES = 100
 
 
 def schema() -> dict[str, Any]:
@@ -30,9 +32,10 @@ def schema() -> dict[str, Any]:
 
 def session_object(trace: Trace) -> dict[str, Any]:
     """The run as plain JSON values; NaN and infinities are the strings "nan", "inf", "-inf"."""
+    from neuraldbg.analysis.anomalies import survey
     from neuraldbg.analysis.summary import summarise
 
-    return session_of(summarise(trace))
+    return session_of(summarise(trace, anomalies=survey(trace)))
 
 
 def session_of(summary: RunSummary) -> dict[str, Any]:
@@ -51,6 +54,7 @@ def session_of(summary: RunSummary) -> dict[str, Any]:
                 "sampled_steps": overhead.sampled_steps,
                 "dropped_rows": overhead.dropped_rows,
             },
+            "anomalies": None if summary.anomalies is None else _anomalies(summary.anomalies),
         }
     )
     return plain
@@ -72,6 +76,21 @@ def _run(summary: RunSummary) -> dict[str, Any]:
         "optimizers": [{"name": o.name, "class": o.type, "lr": o.lr, "updates": o.updates} for o in summary.optimizers],
         "loss": list(summary.loss_kinds),
         "accumulation": summary.accumulation,
+    }
+
+
+def _anomalies(report: AnomalyReport) -> dict[str, Any]:
+    """The strongest, in the order of their steps."""
+    from neuraldbg.analysis.anomalies.watch import as_dict
+
+    shown = sorted(report.strongest(MOST_ANOMALIES), key=lambda one: one.step)
+    return {
+        "sensitivity": report.sensitivity,
+        "history": report.history,
+        "samples": report.samples,
+        "total": report.total,
+        "unseen_steps": report.unseen_steps,
+        "found": [as_dict(one) for one in shown],
     }
 
 

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from neuraldbg.surfaces.terminal.figures import DASH, figure, quantity, shortened
+from neuraldbg.surfaces.terminal.figures import DASH, figure, percent, quantity, shortened
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from neuraldbg.analysis.layers import LayerSummary
 
-HEADERS = (
-    ("", "Layer"),
-    ("", "Type"),
-    ("", "Params"),
-    ("Activ.", "mean"),
-    ("Activ.", "std"),
-    ("Grad.", "norm"),
-    ("Update", "/weight"),
-    ("Fwd", "ms"),
-    ("Bwd", "ms"),
-)
+Counts = Mapping[str, int]  # anomalies by path of a layer
 MARK = "! "
 NARROWEST_PATH, NARROWEST_TYPE = 12, 6
 
 
-def table_lines(layers: Sequence[LayerSummary], width: int) -> list[Text]:
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number of a layer: its two header lines, how to write it, and the groups of a focus that ask for it."""
+
+    header: tuple[str, str]
+    text: Callable[[LayerSummary, Counts], str]
+    groups: frozenset[str]
+    usual: bool = True  # shown without a focus
+
+
+def columns_for(focus: Collection[str]) -> list[Column]:
+    return [one for one in COLUMNS if (one.groups & set(focus) if focus else one.usual)]
+
+
+def table_lines(
+    layers: Sequence[LayerSummary], width: int, *, focus: Collection[str] = (), anomalies: Counts | None = None
+) -> list[Text]:
     """Two header lines and one line per layer, marked where a NaN or an Inf was seen."""
     from rich.text import Text
 
     marked = any(layer.first_bad_step is not None for layer in layers)
-    cells = [_cells(layer, marked=marked) for layer in layers]
-    widths = _widths(cells, width)
-    lines = [Text(_line([header[part] for header in HEADERS], widths), style="bold") for part in (0, 1)]
+    columns = columns_for(focus)
+    headers = [["", "", *(one.header[0] for one in columns)], ["Layer", "Type", *(one.header[1] for one in columns)]]
+    cells = [_cells(layer, columns, anomalies or {}, marked=marked) for layer in layers]
+    widths = _widths([*headers, *cells], width)
+    lines = [Text(_line(header, widths), style="bold") for header in headers]
     for layer, row in zip(layers, cells, strict=True):
         line = Text(_line(row, widths))
         if layer.first_bad_step is not None:
@@ -43,20 +52,24 @@ def table_lines(layers: Sequence[LayerSummary], width: int) -> list[Text]:
     return lines
 
 
-def _cells(layer: LayerSummary, *, marked: bool) -> list[str]:
-    activation = layer.stats.get("activation")
+def _cells(layer: LayerSummary, columns: Sequence[Column], anomalies: Counts, *, marked: bool) -> list[str]:
     bad = (MARK if layer.first_bad_step is not None else "  ") if marked else ""
-    return [
-        f"{bad}{layer.path}",
-        layer.type or DASH,
-        quantity(layer.params) if layer.params else DASH,
-        (_word(activation) or figure(activation.mean)) if activation else DASH,
-        figure(activation.std) if activation else DASH,
-        _gradient(layer),
-        figure(layer.update_ratio),
-        figure(layer.forward_ms),
-        figure(layer.backward_ms),
-    ]
+    return [f"{bad}{layer.path}", layer.type or DASH, *(one.text(layer, anomalies) for one in columns)]
+
+
+def _activation_mean(layer: LayerSummary) -> str:
+    activation = layer.stats.get("activation")
+    return (_word(activation) or figure(activation.mean)) if activation else DASH
+
+
+def _activation_std(layer: LayerSummary) -> str:
+    activation = layer.stats.get("activation")
+    return figure(activation.std) if activation else DASH
+
+
+def _zeros(layer: LayerSummary) -> str:
+    activation = layer.stats.get("activation")
+    return percent(activation.zero_ratio) if activation and activation.zero_ratio is not None else DASH
 
 
 def _gradient(layer: LayerSummary) -> str:
@@ -71,9 +84,27 @@ def _word(stats: object) -> str | None:
     return "NaN" if getattr(stats, "nan_count", 0) else "Inf" if getattr(stats, "inf_count", 0) else None
 
 
+COLUMNS = (
+    Column(("", "Params"), lambda layer, _: quantity(layer.params) if layer.params else DASH, frozenset({"gradients"})),
+    Column(("Activ.", "mean"), lambda layer, _: _activation_mean(layer), frozenset({"dead_neurons", "anomalies"})),
+    Column(("Activ.", "std"), lambda layer, _: _activation_std(layer), frozenset({"dead_neurons", "anomalies"})),
+    Column(("Activ.", "zeros"), lambda layer, _: _zeros(layer), frozenset({"dead_neurons"}), usual=False),
+    Column(("Grad.", "norm"), lambda layer, _: _gradient(layer), frozenset({"gradients", "anomalies"})),
+    Column(("Update", "/weight"), lambda layer, _: figure(layer.update_ratio), frozenset({"gradients", "anomalies"})),
+    Column(("Fwd", "ms"), lambda layer, _: figure(layer.forward_ms), frozenset({"anomalies"})),
+    Column(("Bwd", "ms"), lambda layer, _: figure(layer.backward_ms), frozenset()),
+    Column(
+        ("Ano-", "malies"),
+        lambda layer, anomalies: f"{anomalies.get(layer.path, 0):,}",
+        frozenset({"anomalies"}),
+        usual=False,
+    ),
+)
+
+
 def _widths(cells: list[list[str]], width: int) -> list[int]:
     """Natural widths; where they do not fit, the type gives way first, then the path."""
-    widths = [max(len(text) for text in column) for column in zip(*cells, *zip(*HEADERS, strict=True), strict=True)]
+    widths = [max(len(text) for text in column) for column in zip(*cells, strict=True)]
     excess = sum(widths) + len(widths) - 1 - width
     for column, least in ((1, 10), (0, 22), (1, NARROWEST_TYPE), (0, NARROWEST_PATH)):
         given = max(0, min(excess, widths[column] - least))

@@ -130,6 +130,7 @@ class LiveText:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
+        self._shows_gradients = "gradients" in (trace.run.settings.get("focus") or ())
         self._latest: dict[str, float] = {}
         self._step: int | None = None
         self._looked_at: tuple[float, int] | None = None
@@ -137,17 +138,22 @@ class LiveText:
         self._bad_step: int | None = None
         self._seen: int | None = None  # the last step whose statistics were looked at
 
-    def text(self, *, now_s: float, running_s: float) -> str:
+    def text(self, *, now_s: float, running_s: float, verdict: str | None = None) -> str:
+        """`verdict` is what the analysis holds for wrong so far."""
         self._trace.refresh()
-        for name in ("loss", "lr"):
+        for name in ("loss", "lr", "grad_norm"):
             self._look_at_series(name)
         self._look_for_bad_rows()
         self._measure_rate(now_s)
         if self._step is None:
             return f" neural debug | no step yet | {duration(running_s)}"
         parts = [f"step {self._step:,}", f"loss {figure(self._latest.get('loss'))}"]
+        if verdict is not None:
+            parts.append(verdict)
         if self._bad_step is not None:
             parts.append(f"NaN/Inf since step {self._bad_step:,}")
+        if self._shows_gradients and "grad_norm" in self._latest:
+            parts.append(f"grad. norm {figure(self._latest['grad_norm'])}")
         parts.append(duration(running_s))
         if self._rate is not None:
             parts.append(f"{figure(self._rate)} steps/s")

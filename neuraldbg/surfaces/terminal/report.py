@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuraldbg.surfaces.terminal.anomalies import render_anomalies
 from neuraldbg.surfaces.terminal.console import ascii_only
 from neuraldbg.surfaces.terminal.diagnosis import LABEL_WIDTH, labelled, render_diagnosis
 from neuraldbg.surfaces.terminal.figures import duration, figure, percent, quantity, sparkline
@@ -35,7 +36,8 @@ def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> No
         if summary.measured_step is not None:
             console.print(f"Layers at step {summary.measured_step:,}, the last one measured in full", style="dim")
         shown = telling(summary.layers, MOST_LAYERS)
-        for line in table_lines(shown, console.width):
+        counts = summary.anomalies.by_layer() if summary.anomalies else None
+        for line in table_lines(shown, console.width, focus=summary.focus, anomalies=counts):
             console.print(line, no_wrap=True, crop=True)
         if len(shown) < len(summary.layers):
             more = len(summary.layers) - len(shown)
@@ -43,11 +45,15 @@ def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> No
     console.print()
     for at, place in enumerate(bad_lines(summary.layers)):
         labelled(console, "" if at else "NaN/Inf", place, label_style="bold red")
+    render_anomalies(summary, console)
     _render_closing(summary, console, run_dir=run_dir)
 
 
 def _render_head(summary: RunSummary, console: Console) -> None:
     labelled(console, "NeuralDbg", _title(summary), style="bold")
+    if summary.focus:
+        groups = " and ".join(group.replace("_", " ") for group in summary.focus)
+        labelled(console, "Focus", f"{groups}: nothing else was looked for")
     losses = [_curve(line.label, line.points, console) for line in summary.loss_lines[:MOST_NAMED]]
     for label, text in (
         ("Model", _models(summary)),

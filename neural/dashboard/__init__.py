@@ -1,0 +1,1 @@
+"""The dashboard's import paths in the original project."""

@@ -1,0 +1,94 @@
+"""The analysis of a run while it trains: in the viewer, now and then, for at most 2 % of the time.
+
+A run that is over before the first look costs nothing: numpy is imported when there is something to analyse.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neuraldbg.errors import NeuralDbgError
+
+if TYPE_CHECKING:
+    from neuraldbg.analysis.anomalies import AnomalyWatch
+    from neuraldbg.trace import Trace
+
+FIRST_LOOK_S = 15.0
+LEAST_PAUSE_S = 10.0
+REST = 50  # times as long as the last look took
+# what half-written files may lead to; the report at the end looks again, at whole ones
+NOT_READABLE = (NeuralDbgError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_LASTING = ("kind", "severity", "step", "layer", "op", "source", "rank")
+
+
+class LiveAnalysis:
+    """Looks at a growing run and appends what it finds to `findings.jsonl`."""
+
+    def __init__(
+        self, run_dir: Path, *, first_look_s: float = FIRST_LOOK_S, least_pause_s: float = LEAST_PAUSE_S
+    ) -> None:
+        self.run_dir = run_dir
+        self.watch: AnomalyWatch | None = None
+        self.headline: str | None = None  # of a run that has something above info
+        self._least_pause_s = least_pause_s
+        self._due_s = time.monotonic() + first_look_s
+        self._trace: Trace | None = None
+        self._told: dict[str, Mapping[str, Any]] = {}
+        self._seen: set[str] = set()  # ids of the last look
+
+    def wait_s(self) -> float:
+        """Until the next look is due; 0 when it is."""
+        return max(0.0, self._due_s - time.monotonic())
+
+    def look(self) -> None:
+        """Never fails: what cannot be read now is looked at again later."""
+        began = time.monotonic()
+        try:
+            if self._grew():
+                self._analyse()
+        except NOT_READABLE:
+            self._trace = None
+        now = time.monotonic()
+        self._due_s = now + max(self._least_pause_s, REST * (now - began))
+
+    def _grew(self) -> bool:
+        from neuraldbg.trace import open_trace
+
+        if self._trace is None:
+            self._trace = open_trace(self.run_dir)
+            return True
+        return self._trace.refresh()
+
+    def _analyse(self) -> None:
+        from neuraldbg.analysis.anomalies.watch import settled_step, watch_of
+        from neuraldbg.analysis.findings import strict
+        from neuraldbg.analysis.summary import summarise
+        from neuraldbg.trace.findings import write_findings
+
+        assert self._trace is not None
+        summary = summarise(self._trace, alive=True, ongoing=True)
+        findings = [self._as_told(strict(one)) for one in self._confirmed(summary.findings)]
+        if write_findings(self.run_dir, findings):
+            self._told = {one["id"]: one for one in findings}
+        self.headline = _headline(findings)
+        self.watch = self.watch or watch_of(self._trace)
+        self.watch.look(self._trace, through=settled_step(self._trace))
+
+    def _confirmed(self, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """A warning must be found by two looks in a row: one alone may have fallen into the middle of a step."""
+        before, self._seen = self._seen, {one["id"] for one in found}
+        return [one for one in found if one["severity"] != "warning" or one["id"] in before]
+
+    def _as_told(self, one: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Numbers grow with every step: a finding is written again when it says something else, and at the end."""
+        before = self._told.get(one["id"])
+        same = before is not None and all(before.get(name) == one.get(name) for name in _LASTING)
+        return before if same and before is not None else one
+
+
+def _headline(findings: Sequence[Mapping[str, Any]]) -> str | None:
+    loud = [one for one in findings if one["severity"] in ("warning", "critical")]
+    return f"{loud[0]['severity']}: {loud[0]['kind']}" if loud else None
