@@ -36,6 +36,25 @@ FOCUS = {  # what --gradients, --dead-neurons and --anomalies restrict a run to
         }
     ),
 }
+READ_ON_HOST = frozenset(
+    {
+        "all_labels_masked",
+        "bad_init",
+        "batchnorm_stats_stale",
+        "corrupted_labels",
+        "dead_units",
+        "ema_not_tracking",
+        "fp16_overflow",
+        "fp16_underflow",
+        "frozen_state_still_changes",
+        "label_shuffle_mismatch",
+        "missing_normalisation",
+        "saturating_activation",
+        "stale_parameters_in_optimizer",
+        "update_not_applied",
+        "weight_tying_lost",
+    }
+)
 RAN_AWAY = frozenset(
     {"nan_loss", "inf_loss", "nan_gradient", "diverging_loss", "exploding_gradient", "exploding_activation"}
 )
@@ -64,6 +83,7 @@ def diagnose(trace: Trace, thresholds: Thresholds | None = None) -> Judgement:
     failed: dict[str, str] = {}
     wanted = in_focus(entries, trace.run.settings.get("focus") or ())
     found = [finding for entry in wanted for finding in _ask(entry, evidence, failed)]
+    _not_read(evidence, {one.kind for one in found})
     causes = [one for one in found if entries[one.kind].sort == "cause"]
     symptoms = [one for one in found if entries[one.kind].sort == "symptom"]
     kept, under = settle(causes, entries)
@@ -71,6 +91,13 @@ def diagnose(trace: Trace, thresholds: Thresholds | None = None) -> Judgement:
     diagnoses += [Diagnosis(one, (), _fixes(one, evidence)) for one in _loudness(symptoms, kept, entries)]
     diagnoses.sort(key=lambda one: _order(one.finding, entries))
     return Judgement(tuple(diagnoses), len(wanted), dict(evidence.unchecked), failed)
+
+
+def _not_read(evidence: Evidence, found: set[str]) -> None:
+    """Of a run on a device nobody may call healthy what was never looked at."""
+    if evidence.fact("on_device") is not None:
+        for kind in READ_ON_HOST - found:
+            evidence.cannot(kind, "it needs values that are on the GPU, which is never waited for")
 
 
 def in_focus(entries: dict[str, Entry], focus: Iterable[str]) -> list[Entry]:

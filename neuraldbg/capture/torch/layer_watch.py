@@ -20,7 +20,7 @@ Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when we
 
 
 class LayerWatch:
-    def __init__(self, core: Core, hook: Callable[[Any, Callable[[Tensor], None]], None]) -> None:
+    def __init__(self, core: Core, hook: Callable[[Any, Callable[[Tensor | None], None]], None]) -> None:
         self.core = core
         self._hook = hook
         self.last_backward: list[Arrival | None] = [None]
@@ -108,8 +108,8 @@ class LayerWatch:
 
         shielded = core.guard.shield("gradients")(observe)
 
-        def arrived(gradient: Tensor) -> None:
-            if core.on:
+        def arrived(gradient: Tensor | None) -> None:  # cuDNN's RNN hands None for a state nobody used
+            if core.on and gradient is not None:
                 shielded(gradient)
 
         self._hook(tensor, arrived)
