@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.detectors.loss_curve import main_loss
+from neuraldbg.analysis.detectors.loss_curve import went_on
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Kind, Severity, SiteKind
 
@@ -357,7 +357,7 @@ def nan_in_input(evidence: Evidence) -> Iterator[Finding]:
     summary = f"{origin.get('tensor', 'an input')} holds {where}, before any operation"
     yield Finding(
         "nan_in_input",
-        Severity.WARNING if _went_on(evidence) else Severity.CRITICAL,
+        Severity.WARNING if went_on(evidence) else Severity.CRITICAL,
         summary,
         step=when(evidence, origin),
         source=origin.get("source") or origin.get("backward_source"),
@@ -365,12 +365,6 @@ def nan_in_input(evidence: Evidence) -> Iterator[Finding]:
         confidence=0.97,
         inference="the data is bad, not the model: NaN times anything is NaN",
     )
-
-
-def _went_on(evidence: Evidence) -> bool:
-    """Whether the loss was a number again at the end: a scaler or the user's own check let that update go."""
-    values = main_loss(evidence).values
-    return len(values) > 0 and bool(np.isfinite(values[-1]))
 
 
 def _short(path: str | None) -> str | None:
