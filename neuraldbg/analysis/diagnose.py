@@ -36,6 +36,25 @@ FOCUS = {  # what --gradients, --dead-neurons and --anomalies restrict a run to
         }
     ),
 }
+READ_ON_HOST = frozenset(
+    {
+        "all_labels_masked",
+        "bad_init",
+        "batchnorm_stats_stale",
+        "corrupted_labels",
+        "dead_units",
+        "ema_not_tracking",
+        "fp16_overflow",
+        "fp16_underflow",
+        "frozen_state_still_changes",
+        "label_shuffle_mismatch",
+        "missing_normalisation",
+        "saturating_activation",
+        "stale_parameters_in_optimizer",
+        "update_not_applied",
+        "weight_tying_lost",
+    }
+)
 RAN_AWAY = frozenset(
     {"nan_loss", "inf_loss", "nan_gradient", "diverging_loss", "exploding_gradient", "exploding_activation"}
 )
@@ -83,6 +102,7 @@ def diagnose(
     wanted = in_focus(entries, focus_of(trace.run) if focus is None else focus)
     wanted = [entry for entry in wanted if not (ongoing and entry.id in NOT_YET)]
     found = [finding for entry in wanted for finding in _ask(entry, evidence, failed)]
+    _not_read(evidence, {one.kind for one in found})
     causes = [one for one in found if entries[one.kind].sort == "cause"]
     symptoms = [one for one in found if entries[one.kind].sort == "symptom"]
     kept, under = settle(causes, entries)
@@ -95,6 +115,13 @@ def diagnose(
 def focus_of(run: RunInfo) -> tuple[str, ...]:
     """The groups that a run was restricted to when it was started; none is everything."""
     return tuple(group for group in run.settings.get("focus") or () if group in FOCUS)
+
+
+def _not_read(evidence: Evidence, found: set[str]) -> None:
+    """Of a run on a device nobody may call healthy what was never looked at."""
+    if evidence.fact("on_device") is not None:
+        for kind in READ_ON_HOST - found:
+            evidence.cannot(kind, "it needs values that are on the GPU, which is never waited for")
 
 
 def in_focus(entries: dict[str, Entry], focus: Iterable[str]) -> list[Entry]:

@@ -14,6 +14,7 @@ from neuraldbg.analysis.layers import LayerSummary
 from neuraldbg.records import Finding, RunInfo, Severity
 
 ENOUGH_UPDATES = 10  # before which a run without findings is not called healthy
+DOUBTFUL = ("no_learning", "diverging_loss", "parameters_not_updating")  # no run with one of these is called healthy
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ def _missing(facts: Facts, ending: str | None, judgement: Judgement) -> str | No
         return "nothing else is known to be wrong"
     if facts.updates < ENOUGH_UPDATES:
         return f"too few updates to judge ({ENOUGH_UPDATES} decide)"
+    doubt = next((one.finding for one in judgement.diagnoses if one.finding.kind in DOUBTFUL), None)
+    if doubt is not None and not facts.mixed_losses:
+        return f"{doubt.summary}, and no cause of it could be proven; {_checked(judgement)}"
     if judgement.failed:
         return f"{count(len(judgement.failed), 'check')} failed: {', '.join(sorted(judgement.failed)[:3])}"
     return None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
+from neuraldbg.analysis.detectors.loss_curve import went_on
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Kind, Severity, SiteKind
 
@@ -356,7 +357,7 @@ def nan_in_input(evidence: Evidence) -> Iterator[Finding]:
     summary = f"{origin.get('tensor', 'an input')} holds {where}, before any operation"
     yield Finding(
         "nan_in_input",
-        Severity.CRITICAL,
+        Severity.WARNING if went_on(evidence) else Severity.CRITICAL,
         summary,
         step=when(evidence, origin),
         source=origin.get("source") or origin.get("backward_source"),

@@ -24,6 +24,12 @@ def one_loss(evidence: Evidence) -> bool:
     return total == 0 or len(main_loss(evidence)) >= 0.95 * total
 
 
+def went_on(evidence: Evidence) -> bool:
+    """Whether the loss is a number at the end: a scaler or the user's own check let a bad update go."""
+    values = main_loss(evidence).values
+    return len(values) > 0 and bool(np.isfinite(values[-1]))
+
+
 def finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values[np.isfinite(values)]
 

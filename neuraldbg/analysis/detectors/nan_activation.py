@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import symptom
+from neuraldbg.analysis.detectors.loss_curve import went_on
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Kind, Severity
 
@@ -36,7 +37,7 @@ def nan_activation(evidence: Evidence) -> Iterator[Finding]:
     tail = "" if reached else "; the loss of that step is finite, so it may be a mask"
     yield Finding(
         "nan_activation",
-        Severity.CRITICAL if reached else Severity.INFO,
+        _gravity(evidence) if reached else Severity.INFO,
         f"the output of {layer} holds {nan} NaN and {inf} infinite values of {count}{tail}",
         step=step,
         layer=layer,
@@ -44,3 +45,7 @@ def nan_activation(evidence: Evidence) -> Iterator[Finding]:
         confidence=0.99 if reached else 0.3,
         inference="the loss of the step is not finite either" if reached else "",
     )
+
+
+def _gravity(evidence: Evidence) -> Severity:
+    return Severity.WARNING if went_on(evidence) else Severity.CRITICAL

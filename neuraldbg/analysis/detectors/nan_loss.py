@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import symptom
+from neuraldbg.analysis.detectors.loss_curve import went_on
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Call, Finding, Severity
 
@@ -17,7 +18,7 @@ def nan_loss(evidence: Evidence) -> Iterator[Finding]:
 
     Finds: a backward that was started from a loss of NaN.
     Why it matters: every gradient of such a backward is NaN, and the next update writes NaN into every weight: the run
-    is lost from there on.
+    is lost from there on, unless a gradient scaler or a check of your own leaves that update out.
     Decides by: the value of the loss at each backward call; nothing is smoothed or guessed.
     Usual cures: see the cause named beside it (log of zero, division by zero, overflow, a bad batch, a step too large).
     """
@@ -34,7 +35,7 @@ def first_bad(evidence: Evidence, kind: str, word: str, bad: np.ufunc) -> Iterat
     lasting = len(chosen) == len(loss) - chosen[0]
     yield Finding(
         kind,
-        Severity.CRITICAL,
+        Severity.WARNING if went_on(evidence) else Severity.CRITICAL,
         f"the loss is {word} from update {first} on" if lasting else f"the loss is {word}, first at update {first}",
         step=first,
         last_step=int(loss.steps[chosen[-1]]),

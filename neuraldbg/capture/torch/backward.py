@@ -30,6 +30,7 @@ class BackwardWatch:
         self.after_backward: list[Callable[[Tensor | None], None]] = []
         self._unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
         self._loss_site: int | None = None
+        self._on_device = False
         self._lines: dict[int, str] = {}  # source id -> name of its loss series
         self._known: dict[int, tuple[Any, ...]] = {}
         self._entered = core.guard.shield("backward")(self._enter)
@@ -131,6 +132,9 @@ class BackwardWatch:
     def _record_loss(self, loss: Tensor, source: int) -> None:
         recorder = self.core.recorder
         step = recorder.step
+        if loss.is_cuda and not self._on_device:
+            self._on_device = True
+            recorder.fact("on_device", device=loss.device.type)
         name = self._lines.get(source)
         if name is None and len(self._lines) < LOSS_LINES:
             name = self._lines[source] = f"loss.{len(self._lines)}"

@@ -41,18 +41,21 @@ class DeviceQueue:
         self._flights: deque[_Flight] = deque()
         self._timings: deque[tuple[Any, Any, Callable[[int], None]]] = deque()
 
-    def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> None:
+    def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> bool:
+        """False where it can never be delivered."""
         if tensor.numel() != 1 or tensor.is_meta or tensor.is_complex():
-            return
+            return False
         value = tensor.detach()
         if value.device.type == "cpu":
             deliver(float(value))
-            return
+            return True
         buffer = self._room(value.device)
-        if buffer is not None:
-            buffer.rows[buffer.used, 0].copy_(value.reshape(()))
-            buffer.used += 1
-            buffer.waiting.append((True, deliver))
+        if buffer is None:
+            return False
+        buffer.rows[buffer.used, 0].copy_(value.reshape(()))
+        buffer.used += 1
+        buffer.waiting.append((True, deliver))
+        return True
 
     def stats(self, tensor: Tensor, deliver: Callable[[Measured], None]) -> None:
         if tensor.device.type == "cpu":

@@ -218,8 +218,8 @@ class PassWatch:
     def _mark_when_trained(self, one: Pass, tensor: Tensor, slot: int) -> None:
         recorder = self.core.recorder
 
-        def arrived(gradient: Tensor) -> None:
-            if not self.core.on:
+        def arrived(gradient: Tensor | None) -> None:  # cuDNN's RNN hands None for a state nobody used
+            if not self.core.on or gradient is None:
                 return
             if one.entry_module is not None and gradient.numel() * gradient.element_size() <= ARRIVED_BYTES:
                 one.arrived = {**(one.arrived or {}), slot: gradient}
@@ -234,7 +234,7 @@ class PassWatch:
             if tensor.numel() == 1:
                 node.metadata["neuraldbg_scalar"] = True
 
-    def _hook(self, tensor: Any, observe: Callable[[Tensor], None]) -> None:
+    def _hook(self, tensor: Any, observe: Callable[[Tensor | None], None]) -> None:
         """A gradient hook that torch.save does not warn about and that does not stay on a leaf (a model may return a
         weight)."""
         observe.__torch_unserializable__ = True  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when we
 
 
 class LayerWatch:
-    def __init__(self, core: Core, hook: Callable[[Any, Callable[[Tensor], None]], None]) -> None:
+    def __init__(self, core: Core, hook: Callable[[Any, Callable[[Tensor | None], None]], None]) -> None:
         self.core = core
         self._hook = hook
         self.last_backward: list[Arrival | None] = [None]

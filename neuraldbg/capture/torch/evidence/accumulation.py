@@ -27,7 +27,7 @@ class AccumulationWindows:
     def _begun(self, loss: Tensor | None, source: int) -> None:
         if not self.core.sampling or self._written >= MOST_WINDOWS or loss is None or loss.grad_fn is None:
             return
-        if len(self._window) < MOST_BACKWARDS and not loss.is_cuda:
+        if len(self._window) < MOST_BACKWARDS:
             self._window.append({"source": source, **_factors(loss.grad_fn)})
 
     def _updated(self, *_: Any) -> None:

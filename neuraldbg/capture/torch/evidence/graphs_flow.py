@@ -1,15 +1,17 @@
 """Whose gradients an update applies: cleared since the last one or not, filled by which backward lines, or empty.
 
 By value and not by counting calls: zero_grad on another optimizer, `.grad = None` by hand and a decay of old gradients
-all show as what they are. Gradients on a device are not read: that would wait for it.
+all show as what they are. Nothing waits for a device: its numbers are judged in order when they arrive.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,7 @@ _PROBED = 4  # parameters of each whose gradients are looked at
 _LARGEST = 2**20  # elements of a gradient that is
 _WRITTEN_AT = (3, 6, 12, 20)
 _NEVER_STEPPED_AT = (10, 50, 250)
+MOST_WAITING = 512  # moments whose numbers are on their way from a device
 _HEAD = 64  # elements of a parameter by which it is seen to move
 Norms = tuple[float, ...]
 
@@ -37,6 +40,8 @@ class Flow:
     """The gradients of one optimizer. `content` = (line, updates so far) of every backward that is in them now."""
 
     updates: int = 0
+    applied: int = 0  # the same, as far as numbers have arrived
+    before: Norms | None = None  # when the backward under way began
     content: list[tuple[int, int]] | None = field(default_factory=list)  # None: not known
     last: Norms = ()
     altered: bool = False  # old gradients were scaled or changed by hand: deliberate
@@ -49,12 +54,34 @@ class Flow:
     watched: tuple[weakref.ref[Tensor], Tensor] | None = None  # a parameter and its first values
 
 
+@dataclass(eq=False)
+class Reading:
+    """The sizes of an optimizer's gradients at one moment; from a device they arrive later."""
+
+    sizes: list[float | None]
+    whole: bool = True  # False: some cannot be read
+
+    @property
+    def arrived(self) -> bool:
+        return None not in self.sizes
+
+    def norms(self) -> Norms | None:
+        return tuple(size or 0.0 for size in self.sizes) if self.whole else None
+
+    def fill(self, at: int, size: float) -> None:
+        self.sizes[at] = size if math.isfinite(size) else -1.0
+
+
+Then = Callable[[Norms | None], None]
+UNREAD = Reading([], whole=False)
+
+
 class GradientFlow:
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
         self._updates = capture.updates
         self._flows: IdentityTable[Flow] = IdentityTable()
-        self._before: dict[int, Norms] = {}
+        self._waiting: deque[tuple[Reading, Then]] = deque()  # what happened, in order
         self._followed = 0
         core = self.core
         core.take_part("backward_begun", "old gradients", self._backward_begun)
@@ -80,46 +107,73 @@ class GradientFlow:
                     found.append((optimizer, flow))
         return found
 
+    # -- numbers that may still be on their way ------------------------------------------------------------------------
+
+    def _when_read(self, reading: Reading, then: Then) -> None:
+        """In the order of the moments, each as soon as its numbers are there: on the host that is now."""
+        self._waiting.append((reading, then))
+        if len(self._waiting) > MOST_WAITING:
+            self._waiting.clear()
+            self._forget()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting and self._waiting[0][0].arrived:
+            reading, then = self._waiting.popleft()
+            then(reading.norms())
+
+    def _forget(self) -> None:
+        for flow in self._flows.values():
+            flow.content, flow.before = None, None
+
+    @torch.no_grad()
+    def _read(self, optimizer: Optimizer) -> Reading:
+        """A number per looked-at gradient that changes when it does; 0 for None and zeros."""
+        trainable = [p for p in owned(optimizer) if p.requires_grad and p.numel() <= _LARGEST]
+        gradients = [parameter.grad for parameter in _spread(trainable)]
+        if not gradients or any(gradient is not None and not _readable(gradient) for gradient in gradients):
+            return UNREAD
+        reading = Reading([0.0 if gradient is None else None for gradient in gradients])
+        for at, gradient in enumerate(gradients):
+            if gradient is not None:
+                size = torch.linalg.vector_norm(gradient.detach())
+                if not self.core.device.scalar(size, partial(reading.fill, at)):
+                    return UNREAD
+        return reading
+
     # -- backwards ---------------------------------------------------------------------------------------------------
 
     def _backward_begun(self, _: Any, source: int) -> None:
         self._source = source
-        self._before.clear()
         if not self.core.sampling:
-            for flow in self._flows.values():
-                flow.content = None
+            self._when_read(UNREAD, lambda _: self._forget())
             return
         for optimizer, flow in self._all():
-            norms = _norms(optimizer)
-            if norms is None:
-                continue
-            self._before[id(flow)] = norms
-            if not any(norms):
-                flow.content, flow.altered = [], False
-            elif flow.content and norms != flow.last and any(made < flow.updates for _, made in flow.content):
-                flow.altered = True
-            flow.last = norms
+            self._when_read(self._read(optimizer), partial(_found_before, flow))
 
     def _backward_done(self, _: Any) -> None:
         if not self.core.sampling:
             return
         for optimizer, flow in self._all():
-            before = self._before.get(id(flow))
-            norms = _norms(optimizer)
-            if before is None or norms is None:
-                flow.content = None
-                continue
-            if norms != before:
-                flow.reached += 1
-                if flow.watched is None and flow.updates == 0:
-                    flow.watched = _first_values(optimizer)
-                if flow.content is not None:
-                    flow.content.append((self._source, flow.updates))
-                    del flow.content[:-64]
-                flow.inside += self.core.local.in_step is optimizer
-                if flow.updates == 0 and flow.reached in _NEVER_STEPPED_AT:  # it may be gone at the end
-                    self._write(self._updates.known(optimizer).site, flow)
-            flow.last = norms
+            inside = self.core.local.in_step is optimizer
+            if flow.watched is None and flow.updates == 0:
+                flow.watched = _first_values(optimizer)
+            flow.inside += inside
+            site = self._updates.known(optimizer).site
+            self._when_read(self._read(optimizer), partial(self._reached, flow, site, self._source))
+
+    def _reached(self, flow: Flow, site: int, source: int, norms: Norms | None) -> None:
+        if flow.before is None or norms is None:
+            flow.content = None
+            return
+        if norms != flow.before:
+            flow.reached += 1
+            if flow.content is not None:
+                flow.content.append((source, flow.applied))
+                del flow.content[:-64]
+            if flow.applied == 0 and flow.reached in _NEVER_STEPPED_AT:  # the optimizer may be gone at the end
+                self._write(site, flow)
+        flow.last = norms
 
     # -- updates -----------------------------------------------------------------------------------------------------
 
@@ -128,73 +182,89 @@ class GradientFlow:
         if flow is None:
             return
         flow.inside = 0
-        flow.judged = self._judge(optimizer, flow) if self.core.sampling else None
-
-    def _judge(self, optimizer: Optimizer, flow: Flow) -> tuple[str, tuple[int, ...]] | None:
-        norms = _norms(optimizer)
-        if norms is None:
-            return None
-        if not any(norms):
-            return "empty", ()
-        if not flow.content:
-            return None
-        lines = tuple(sorted({line for line, made in flow.content if made == flow.updates}))
-        if all(made == flow.updates for _, made in flow.content):
-            return "fresh", lines
-        if flow.altered:
-            return "altered", lines
-        return ("stale" if lines else "repeated"), lines
+        if self.core.sampling:
+            self._when_read(self._read(optimizer), partial(_judge, flow))
+        else:
+            self._when_read(UNREAD, partial(_judge, flow))
 
     def _update_done(self, optimizer: Optimizer, known: Any) -> None:
         flow = self._flows.get(optimizer)
         if flow is None:
             return
-        if flow.inside and self.core.sampling:
-            flow.judged = self._judge(optimizer, flow)  # the closure made the gradients during the step
+        flow.updates += 1
+        reading = self._read(optimizer) if self.core.sampling else UNREAD
+        made_inside, flow.inside = flow.inside > 0 and self.core.sampling, 0
+        done = partial(self._applied, flow, known.site, self.core.recorder.step, made_inside=made_inside)
+        self._when_read(reading, done)
+
+    def _applied(self, flow: Flow, site: int, step: int, norms: Norms | None, *, made_inside: bool) -> None:
+        if made_inside:
+            _judge(flow, norms)  # a closure made the gradients during the step
         if flow.judged is not None:
             kind, lines = flow.judged
             flow.kinds[kind] += 1
             new = kind not in flow.first
-            flow.first.setdefault(kind, self.core.recorder.step)
+            flow.first.setdefault(kind, step)
             if len(flow.lines) < 32:
                 flow.lines[kind, lines] += 1
             if (new and kind != "fresh") or sum(flow.kinds.values()) in _WRITTEN_AT:
-                self._write(known.site, flow)
-        flow.updates += 1
-        if self.core.sampling:
-            flow.last = _norms(optimizer) or ()
-        else:
+                self._write(site, flow)
+        flow.applied += 1
+        flow.last = norms or ()
+        if norms is None:
             flow.content = None
 
     def _write(self, site: int, flow: Flow) -> None:
-        self.core.recorder.fact(
-            "gradient_flow",
-            optimizer=site,
-            updates=flow.updates,
-            reached=flow.reached,
-            moved=_has_moved(flow.watched),
-            kinds=dict(flow.kinds),
-            first=flow.first,
-            lines=[[kind, list(lines), count] for (kind, lines), count in flow.lines.most_common(16)],
-        )
+        fact = {
+            "optimizer": site,
+            "updates": flow.applied,
+            "reached": flow.reached,
+            "kinds": dict(flow.kinds),
+            "first": dict(flow.first),
+            "lines": [[kind, list(lines), count] for (kind, lines), count in flow.lines.most_common(16)],
+        }
+        recorder = self.core.recorder
+        moved = _has_moved(flow.watched)
+        if moved is None or not self.core.device.scalar(
+            moved, lambda value: recorder.fact("gradient_flow", moved=bool(value), **fact)
+        ):
+            recorder.fact("gradient_flow", moved=None, **fact)
 
     def _ending(self) -> None:
+        self.core.device.finish_sync()
+        self._go_on()
         for optimizer, flow in self._flows.items():
             known = self._updates.optimizers.get(optimizer)
             if known is not None:
                 self._write(known.site, flow)
 
 
-@torch.no_grad()
-def _norms(optimizer: Optimizer) -> Norms | None:
-    """A number per looked-at gradient that changes when it does; 0 for None and zeros. None where none can be read."""
-    gradients: list[Tensor | None] = []
-    trainable = [p for p in owned(optimizer) if p.requires_grad and p.numel() <= _LARGEST]
-    for parameter in _spread(trainable):
-        gradients.append(parameter.grad)
-    if not gradients or any(gradient is not None and not _readable(gradient) for gradient in gradients):
+def _found_before(flow: Flow, norms: Norms | None) -> None:
+    flow.before = norms
+    if norms is None:
+        return
+    if not any(norms):
+        flow.content, flow.altered = [], False
+    elif flow.content and norms != flow.last and any(made < flow.applied for _, made in flow.content):
+        flow.altered = True
+    flow.last = norms
+
+
+def _judge(flow: Flow, norms: Norms | None) -> None:
+    flow.judged = None if norms is None else _what_is_applied(flow, norms)
+
+
+def _what_is_applied(flow: Flow, norms: Norms) -> tuple[str, tuple[int, ...]] | None:
+    if not any(norms):
+        return "empty", ()
+    if not flow.content:
         return None
-    return tuple(0.0 if gradient is None else _size(gradient) for gradient in gradients)
+    lines = tuple(sorted({line for line, made in flow.content if made == flow.applied}))
+    if all(made == flow.applied for _, made in flow.content):
+        return "fresh", lines
+    if flow.altered:
+        return "altered", lines
+    return ("stale" if lines else "repeated"), lines
 
 
 def _first_values(optimizer: Optimizer) -> tuple[weakref.ref[Tensor], Tensor] | None:
@@ -204,21 +274,17 @@ def _first_values(optimizer: Optimizer) -> tuple[weakref.ref[Tensor], Tensor] | 
     return None
 
 
-def _has_moved(watched: tuple[weakref.ref[Tensor], Tensor] | None) -> bool | None:
-    """None where nobody can tell."""
+@torch.no_grad()
+def _has_moved(watched: tuple[weakref.ref[Tensor], Tensor] | None) -> Tensor | None:
+    """Whether it did, as a tensor that may still be computed; None where nobody can tell."""
     parameter = None if watched is None else watched[0]()
-    if watched is None or parameter is None or not _readable(parameter):
+    if watched is None or parameter is None or not _readable(parameter) or parameter.device != watched[1].device:
         return None
-    return not torch.equal(parameter.detach().reshape(-1)[:_HEAD], watched[1])
-
-
-def _size(gradient: Tensor) -> float:
-    norm = float(torch.linalg.vector_norm(gradient.detach()))
-    return norm if math.isfinite(norm) else -1.0
+    return (parameter.detach().reshape(-1)[:_HEAD] != watched[1]).any()
 
 
 def _readable(gradient: Tensor) -> bool:
-    plain = not gradient.is_cuda and measurable(gradient) and gradient.layout == torch.strided
+    plain = measurable(gradient) and gradient.layout == torch.strided
     return plain and (gradient.is_floating_point() or gradient.is_complex())
 
 
