@@ -6,7 +6,8 @@ NeuralDbgError
 |   |-- ConfigError       a key or value in a file, variable or flag
 |   |-- UnknownName       a layer, kind or field that is not there; answers with the nearest
 |   |   `-- UnknownLayer
-|   `-- UnknownDiagnosis  an id that is not in the catalogue
+|   |-- UnknownDiagnosis  an id that is not in the catalogue
+|   `-- ConditionError    the condition of a breakpoint, with the place in it
 |-- TraceError            a run directory that cannot be read
 |   |-- TraceNotFound
 |   |-- TraceTooNew
@@ -66,6 +67,15 @@ class UnknownDiagnosis(UsageError):
         near = " or ".join(map(repr, self.nearest))
         hint = f"did you mean {near}?" if near else "`neural explain` lists them"
         super().__init__(f"no diagnosis {name!r}; {hint}")
+
+
+class ConditionError(UsageError):
+    """Says why and shows where: `.column` counts from 0."""
+
+    def __init__(self, why: str, text: str, column: int) -> None:
+        self.why, self.text, self.column = why, text, max(0, min(column, len(text)))
+        shown = text if len(text) <= 120 and text.isprintable() else repr(text[:80])
+        super().__init__(f"bad condition {shown!r} at column {self.column}: {why}")
 
 
 class TraceError(NeuralDbgError):

@@ -1,0 +1,1 @@
+"""Stopping: breakpoints, their conditions, and the gate that holds the training thread."""

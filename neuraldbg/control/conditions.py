@@ -1,0 +1,189 @@
+"""The condition of a breakpoint: the seeds' Python syntax, in a small language of our own.
+
+A condition may come over a socket, so it is never evaluated as Python: the text is parsed, every node must be one of
+the few below, and what is compiled is built from those nodes alone. It can compare, calculate and combine the numbers
+of a layer and nothing else; it cannot loop, grow or reach an object.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+from neuraldbg.errors import ConditionError, nearest
+
+LONGEST = 500  # characters
+MOST_NODES = 120
+DEEPEST = 24
+LARGEST_INT = 10**18
+ALLOWED = (
+    ast.And, ast.Or, ast.Not, ast.USub, ast.UAdd, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq,
+    ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.FloorDiv,
+)  # fmt: skip
+REFUSED = {
+    ast.Attribute: "attributes are not part of the language (np.isnan, np.isinf, np.isfinite, np.abs and np.log10 are)",
+    ast.Pow: "** is not part of the language: its results grow without bound",
+    ast.Lambda: "a condition defines no functions",
+    ast.JoinedStr: "text is only allowed as a key: layer_data['grad_norm']",
+    ast.NamedExpr: "a condition assigns nothing",
+    ast.Await: "a condition waits for nothing",
+    ast.IfExp: "write it with and / or",
+    ast.Starred: "a condition works on single numbers",
+    ast.List: "a condition works on single numbers",
+    ast.Tuple: "a condition works on single numbers",
+    ast.Set: "a condition works on single numbers",
+    ast.Dict: "a condition works on single numbers",
+    ast.In: "`in` is not part of the language",
+    ast.NotIn: "`in` is not part of the language",
+    ast.Is: "compare numbers with == and !=",
+    ast.IsNot: "compare numbers with == and !=",
+    ast.ListComp: "a condition does not loop",
+    ast.SetComp: "a condition does not loop",
+    ast.DictComp: "a condition does not loop",
+    ast.GeneratorExp: "a condition does not loop",
+}
+CONSTANTS = {"True": True, "False": False, "inf": math.inf, "nan": math.nan}
+Values = Mapping[str, Any]
+_DATA = "layer_data"
+
+
+def _log10(value: float) -> float:
+    return math.log10(value) if value > 0 else (-math.inf if value == 0 else math.nan)
+
+
+FUNCTIONS: dict[str, Callable[[float], Any]] = {
+    "isnan": math.isnan,
+    "isinf": math.isinf,
+    "isfinite": math.isfinite,
+    "abs": abs,
+    "log10": _log10,
+}
+_GLOBALS = {"__builtins__": {}, **{f"_{name}": function for name, function in FUNCTIONS.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    text: str
+    keys: frozenset[str]
+    holds: Callable[[Values], Any]  # of values that have all the keys
+
+    def known(self, values: Values) -> bool:
+        """Whether everything it names has a value by now."""
+        return all(values.get(key) is not None for key in self.keys)
+
+    def __call__(self, values: Values) -> bool:
+        """False where something it names is not known. May raise an ArithmeticError."""
+        return self.known(values) and bool(self.holds(values))
+
+
+def parse_condition(text: str, keys: Iterable[str] | None = None) -> Condition:
+    """The condition in a text; ConditionError says where and why not. `keys` are the names there are; None: any."""
+    if not isinstance(text, str):
+        raise ConditionError("a condition is a text", text=repr(text), column=0)
+    if len(text) > LONGEST:
+        raise ConditionError(f"a condition has at most {LONGEST} characters; this one has {len(text)}", text, LONGEST)
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        raise ConditionError(f"not Python syntax: {error.msg}", text, (error.offset or 1) - 1) from None
+    except (ValueError, MemoryError, RecursionError, OverflowError) as error:
+        raise ConditionError(f"not Python syntax: {error}", text, 0) from None
+    if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
+        raise ConditionError(f"too long: at most {MOST_NODES} parts", text, 0)
+    reader = _Reader(text, None if keys is None else tuple(keys))
+    body = reader.read(tree.body, 0)
+    return Condition(text, frozenset(reader.used), _compiled(body))
+
+
+class _Reader:
+    """Builds a new tree out of the parts it knows; nothing of the old one is kept."""
+
+    def __init__(self, text: str, keys: tuple[str, ...] | None) -> None:
+        self.text = text
+        self.keys = keys
+        self.used: set[str] = set()
+
+    def refuse(self, node: ast.AST, why: str) -> ConditionError:
+        return ConditionError(why, self.text, getattr(node, "col_offset", 0))
+
+    def read(self, node: ast.expr, depth: int) -> ast.expr:
+        if depth > DEEPEST:
+            raise self.refuse(node, f"nested more than {DEEPEST} deep")
+        inner = depth + 1
+        match node:
+            case ast.BoolOp(op, values):
+                return ast.BoolOp(self.operator(op, node), [self.read(each, inner) for each in values])
+            case ast.UnaryOp(op, operand):
+                return ast.UnaryOp(self.operator(op, node), self.read(operand, inner))
+            case ast.BinOp(left, op, right):
+                return ast.BinOp(self.read(left, inner), self.operator(op, node), self.read(right, inner))
+            case ast.Compare(left, ops, others):
+                operators = [self.operator(op, node) for op in ops]
+                return ast.Compare(self.read(left, inner), operators, [self.read(each, inner) for each in others])
+            case ast.Constant(value):
+                return ast.Constant(self.number(value, node))
+            case ast.Name(name):
+                return self.name(name, node)
+            case ast.Subscript(ast.Name("layer_data"), ast.Constant(str() as key)):
+                return self.key(key, node)
+            case ast.Call():
+                return self.call(node, inner)
+        raise self.refuse(node, REFUSED.get(type(node), f"{type(node).__name__} is not part of the language"))
+
+    def operator(self, op: Any, node: ast.AST) -> Any:
+        if not isinstance(op, ALLOWED):
+            raise self.refuse(node, REFUSED.get(type(op), f"{type(op).__name__} is not part of the language"))
+        made: Callable[[], Any] = type(op)
+        return made()
+
+    def number(self, value: Any, node: ast.AST) -> float | int:
+        if isinstance(value, str | bytes):
+            raise self.refuse(node, "text is only allowed as a key: layer_data['grad_norm']")
+        if not isinstance(value, bool | int | float):
+            raise self.refuse(node, f"{type(value).__name__} is not a number")
+        if isinstance(value, int) and abs(value) > LARGEST_INT:
+            raise self.refuse(node, "whole numbers go up to 1e18; write larger ones as 1e30")
+        return value
+
+    def name(self, name: str, node: ast.AST) -> ast.expr:
+        if name in CONSTANTS:
+            return ast.Constant(CONSTANTS[name])
+        if name == _DATA:
+            raise self.refuse(node, "layer_data is used as layer_data['key']")
+        return self.key(name, node)
+
+    def key(self, key: str, node: ast.AST) -> ast.expr:
+        if self.keys is not None and key not in self.keys:
+            near = nearest(key, self.keys)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self.keys)}"
+            raise self.refuse(node, f"no value {key!r}; {hint}")
+        if not key.isidentifier() or key.startswith("__"):
+            raise self.refuse(node, f"{key!r} is no name of a value")
+        self.used.add(key)
+        return ast.Subscript(ast.Name("d", ast.Load()), ast.Constant(key), ast.Load())
+
+    def call(self, node: ast.Call, depth: int) -> ast.expr:
+        match node.func:
+            case ast.Attribute(ast.Name("np" | "numpy" | "math"), name) | ast.Name(name):
+                pass
+            case _:
+                raise self.refuse(node, f"only {', '.join(FUNCTIONS)} can be called")
+        if name not in FUNCTIONS:
+            near = nearest(name, FUNCTIONS)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(FUNCTIONS)}"
+            raise self.refuse(node, f"no function {name!r}; {hint}")
+        if node.keywords or len(node.args) != 1:
+            raise self.refuse(node, f"{name} takes one value")
+        return ast.Call(ast.Name(f"_{name}", ast.Load()), [self.read(node.args[0], depth)], [])
+
+
+def _compiled(body: ast.expr) -> Callable[[Values], Any]:
+    given = ast.arguments(posonlyargs=[], args=[ast.arg("d")], kwonlyargs=[], kw_defaults=[], defaults=[])
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(given, body)))
+    whole = compile(tree, "<condition>", "eval")
+    code = next(each for each in whole.co_consts if isinstance(each, CodeType))
+    return FunctionType(code, dict(_GLOBALS))
