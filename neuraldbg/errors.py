@@ -7,20 +7,24 @@ NeuralDbgError
 |   |-- UnknownName       a layer, kind or field that is not there; answers with the nearest
 |   |   `-- UnknownLayer
 |   |-- UnknownDiagnosis  an id that is not in the catalogue
-|   `-- ConditionError    the condition of a breakpoint, with the place in it
+|   |-- ConditionError    the condition of a breakpoint, with the place in it
+|   `-- UnknownBreakpoint an id, layer or group that no breakpoint has
 |-- TraceError            a run directory that cannot be read
 |   |-- TraceNotFound
 |   |-- TraceTooNew
 |   `-- TraceDamaged
 |-- RunDirectoryError     a run directory that cannot be written
 |-- StoppedOnNaN          a NaN or Inf stopped the training, as asked; raised before it reaches the weights
+|-- ChannelError          what the training process answered to a request, or that it did not
+|   `-- ChannelClosed     there is no training process (any more)
+|-- NotPaused             a request that only a paused (or only a running) training can serve
 |-- NotRecorded           a past value that is no longer, or never was, stored
 `-- AlreadyRegistered     two plug-ins of one name
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 
@@ -76,6 +80,31 @@ class ConditionError(UsageError):
         self.why, self.text, self.column = why, text, max(0, min(column, len(text)))
         shown = text if len(text) <= 120 and text.isprintable() else repr(text[:80])
         super().__init__(f"bad condition {shown!r} at column {self.column}: {why}")
+
+
+class UnknownBreakpoint(UsageError):
+    pass
+
+
+class ChannelError(NeuralDbgError):
+    def __init__(
+        self, message: str, *, kind: str = "ChannelError", details: Mapping[str, object] | None = None
+    ) -> None:
+        self.kind = kind
+        self.details = dict(details or {})
+        super().__init__(message)
+
+
+class ChannelClosed(ChannelError):
+    pass
+
+
+class NotPaused(NeuralDbgError):
+    pass
+
+
+class AbortedByUser(KeyboardInterrupt):
+    """Leaves the training from a breakpoint as Ctrl-C would: `except Exception` does not hold it up."""
 
 
 class TraceError(NeuralDbgError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -174,6 +174,29 @@ class Breakpoint:
     enabled: bool = True
     group: str | None = None
     once: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Stop:
+    """A place where a run can be held: a layer that has just run, forward or backward, or an update that was made."""
+
+    step: int
+    phase: Phase
+    layer: str | None
+    site: int
+    values: dict[str, Any]  # what conditions see; None: not known yet
+    tensors: Callable[[], Mapping[str, Any]] = dict  # input, output, gradient, weight: while the run is held
+    describe: Callable[[str, str | None, str | None], dict[str, Any]] | None = None  # (kind, layer, slice) -> numbers
+    frame: Any = None  # the user's innermost frame
+    source: str | None = None
+
+    def place(self) -> dict[str, Any]:
+        phase = "step" if self.phase is Phase.UPDATE else self.phase.value
+        return {"step": self.step, "phase": phase, "layer": self.layer, "source": self.source}
+
+    def title(self) -> str:
+        where = "after the update" if self.phase is Phase.UPDATE else f"{self.layer} {self.phase.value}"
+        return f"{where}, step {self.step}" + (f", {self.source}" if self.source else "")
 
 
 @dataclass(frozen=True, slots=True)

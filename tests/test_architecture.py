@@ -30,6 +30,8 @@ CATCHES_ALL = {  # our own failures; whatever the user's script raises
     ROOT / "neuraldbg" / "capture" / "guard.py",
     ROOT / "neuraldbg" / "script.py",
     ROOT / "neuraldbg" / "analysis" / "diagnose.py",  # a finder that fails is named in the judgement
+    ROOT / "neuraldbg" / "control" / "gate.py",  # conditions and requests are the user's: told to who asked
+    ROOT / "neuraldbg" / "control" / "channel.py",  # a request that fails is answered, the line stays open
 }
 PROGRAMS = ROOT / "tests" / "programs"  # written as other people write
 LARGEST_FILE, LONGEST_FUNCTION = 400, 40

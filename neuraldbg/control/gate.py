@@ -1,0 +1,243 @@
+"""The gate in the trainer: decides whether to stop here, holds the training thread, and lets it go.
+
+Whoever answers (a prompt, a page, a curl line) never touches the training thread: it hands in jobs, and the held thread
+does them itself, where device, autocast and frame are the right ones. The wait is a timed one so that Ctrl-C works.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from neuraldbg.control.breakpoints import Breakpoints, Watched
+from neuraldbg.errors import AbortedByUser, NotPaused, UsageError
+from neuraldbg.records import Phase, Stop
+
+TICK_S = 0.25
+UNITS = ("layer", "step")
+Job = Callable[[Stop], Any]
+
+
+class Prompt(Protocol):
+    """Somebody at the trainer's own terminal."""
+
+    def __call__(self, gate: Gate, stop: Stop, reasons: list[str]) -> None:
+        """Talks until the gate is open again."""
+
+
+@dataclass(eq=False)
+class _Order:
+    job: Job
+    answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = field(default_factory=queue.SimpleQueue)
+
+
+class Gate:
+    """`active` is False while nothing could stop the run: the trainer then looks at nothing else."""
+
+    def __init__(self, *, pausing: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+        self.breakpoints = Breakpoints(changed=self._reconsider)
+        self.pausing = pausing  # False: hits are counted and logged, nothing stops
+        self.active = False
+        self.prompt: Prompt | None = None
+        self.remote = False  # somebody can answer over the channel
+        self.say = say
+        self.on_event: list[Callable[[dict[str, Any]], None]] = []
+        self.when: list[tuple[str, Callable[[Stop], Any]]] = []  # the user's own functions
+        self._unit: str | None = None  # stop at the next layer or step
+        self._wanted: str | None = None  # a pause that somebody asked for, and why
+        self._here: Stop | None = None
+        self._reasons: list[str] = []
+        self._open = threading.Event()
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._one_at_a_time = threading.Lock()
+        self._abort = False
+        self._said_nobody = False
+
+    # -- the trainer's side --------------------------------------------------------------------------------------------
+
+    def watched(self, site: int, phase: Phase) -> list[Watched]:
+        """The breakpoints that are on at one layer in one phase."""
+        return [one for one in self.breakpoints.at(site) if one.spec.phase is phase]
+
+    def reached(self, stop: Stop, watched: list[Watched]) -> None:
+        """A layer or step is done and the values of `stop` are known: stop here if anything says so."""
+        hit = [one for one in watched if self._holds(one, stop)]
+        reasons = [_told(one) for one in hit]
+        reasons += [f"{name} held" for name, function in list(self.when) if self._own(name, function, stop)]
+        if self._unit == "layer" or (self._unit == "step" and stop.phase is Phase.UPDATE):
+            reasons.append(f"next {self._unit}")
+        if self._wanted is not None:
+            reasons.append(self._wanted)
+        for one in hit:
+            one.hit_count += 1
+            one.last_hit_step = stop.step
+            if one.spec.once:
+                self.breakpoints.remove(one.id)
+        if hit:
+            self._tell({"event": "hit", "breakpoints": [one.id for one in hit], **stop.place()})
+        if reasons:
+            self._stop(stop, reasons, hit)
+
+    def _holds(self, one: Watched, stop: Stop) -> bool:
+        if not one.spec.enabled:
+            return False
+        if one.condition is None:
+            return True
+        try:
+            return one.condition(stop.values)
+        except Exception as error:  # noqa: BLE001  the condition is the user's
+            self.breakpoints.fail(one, f"{type(error).__name__}: {error}")
+            self.say(f"breakpoint {one.id} is off: its condition {one.spec.condition!r} raised {one.failed}")
+            return False
+
+    def _own(self, name: str, function: Callable[[Stop], Any], stop: Stop) -> bool:
+        try:
+            return bool(function(stop))
+        except Exception as error:  # noqa: BLE001  the function is the user's
+            self.when = [each for each in self.when if each[1] is not function]
+            self._reconsider()
+            self.say(f"break_when({name}) is off: it raised {type(error).__name__}: {error}")
+            return False
+
+    def _stop(self, stop: Stop, reasons: list[str], hit: list[Watched]) -> None:
+        if not self.pausing and self._unit is None and self._wanted is None:
+            self.say(f"{stop.title()}: {'; '.join(reasons)} (logged; pause_on_condition is false)")
+            return
+        if self.prompt is None and not self.remote:
+            if not self._said_nobody:
+                self._said_nobody = True
+                self.say(
+                    f"{stop.title()}: {'; '.join(reasons)}. Nobody can answer here: hits are counted, training goes on"
+                )
+            self._unit = self._wanted = None
+            self._reconsider()
+            return
+        for one in hit:
+            one.trigger_count += 1
+        self._hold(stop, reasons)
+
+    def _hold(self, stop: Stop, reasons: list[str]) -> None:
+        """Blocks this thread until somebody opens the gate."""
+        with self._one_at_a_time:
+            self._unit = self._wanted = None
+            self._open.clear()
+            self._here, self._reasons = stop, reasons
+            self._reconsider()
+            self._tell({"event": "paused", "reasons": reasons, **stop.place()})
+            try:
+                if self.prompt is not None:
+                    self.prompt(self, stop, reasons)
+                else:
+                    self.say(f"paused at {stop.title()}: {'; '.join(reasons)}")
+                while not self._open.is_set():
+                    self.work(TICK_S)
+            finally:
+                self._here, self._reasons = None, []
+                self._drop_orders()
+                self._tell({"event": "running", "step": stop.step})
+        if self._abort:
+            self._abort = False
+            raise AbortedByUser("aborted from the debugger")
+
+    def work(self, timeout_s: float) -> bool:
+        """In the held thread: do one job that was handed in; False when none came in time."""
+        try:
+            order = self._orders.get(timeout=timeout_s) if timeout_s > 0 else self._orders.get_nowait()
+        except queue.Empty:
+            return False
+        here = self._here
+        try:
+            if here is None:
+                raise NotPaused("the run is not paused")
+            order.answer.put((order.job(here), None))
+        except Exception as error:  # noqa: BLE001  goes back to who asked
+            order.answer.put((None, error))
+        return True
+
+    def _drop_orders(self) -> None:
+        while True:
+            try:
+                order = self._orders.get_nowait()
+            except queue.Empty:
+                return
+            order.answer.put((None, NotPaused("the run goes on")))
+
+    # -- the other side: any thread ------------------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        return self._here is not None and not self._open.is_set()
+
+    @property
+    def open(self) -> bool:
+        return self._open.is_set()
+
+    def state(self) -> dict[str, Any]:
+        here = self._here
+        if here is None or self._open.is_set():
+            return {"state": "running", "stops_next": self._unit or ("pause" if self._wanted else None)}
+        return {"state": "paused", "reasons": list(self._reasons), **here.place(), "values": dict(here.values)}
+
+    def resume(self) -> None:
+        self._must_be_paused()
+        self._open.set()
+
+    def step(self, unit: str = "layer") -> None:
+        if unit not in UNITS:
+            raise UsageError(f"no unit {unit!r}: layer or step")
+        self._must_be_paused()
+        self._unit = unit
+        self._reconsider()
+        self._open.set()
+
+    def pause(self, why: str = "asked for") -> None:
+        """At the next layer, forward or backward, or the next step."""
+        if self.paused:
+            raise NotPaused("the run is paused already")
+        self._wanted = f"pause {why}"
+        self._reconsider()
+
+    def stop_each(self, unit: str) -> None:
+        """From the very start: the first layer or step."""
+        self._unit = unit
+        self._reconsider()
+
+    def abort(self) -> None:
+        self._must_be_paused()
+        self._abort = True
+        self._open.set()
+
+    def do(self, job: Job, timeout_s: float = 30.0) -> Any:
+        """Have the held thread do something; its answer, or what it raised."""
+        self._must_be_paused()
+        order = _Order(job)
+        self._orders.put(order)
+        try:
+            answer, error = order.answer.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"no answer from the training thread in {timeout_s:g} s") from None
+        if error is not None:
+            raise error
+        return answer
+
+    def break_when(self, function: Callable[[Stop], Any], name: str | None = None) -> None:
+        self.when.append((name or str(getattr(function, "__name__", "condition")), function))
+        self._reconsider()
+
+    def _must_be_paused(self) -> None:
+        if not self.paused:
+            raise NotPaused("the run is not paused")
+
+    def _reconsider(self) -> None:
+        self.active = bool(self._unit or self._wanted or self.when or self.breakpoints.any_enabled)
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        for notice in list(self.on_event):
+            notice(dict(event))
+
+
+def _told(one: Watched) -> str:
+    return f"breakpoint {one.id}" + (f" ({one.spec.condition})" if one.spec.condition else "")

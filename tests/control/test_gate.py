@@ -1,0 +1,317 @@
+"""The gate: it holds the thread that trains, does what it is asked there, and lets go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuraldbg.control.breakpoints import Breakpoints
+from neuraldbg.control.channel import ChannelClient, ChannelServer
+from neuraldbg.control.gate import Gate
+from neuraldbg.control.verbs import Verbs
+from neuraldbg.errors import (
+    AbortedByUser,
+    ChannelClosed,
+    ChannelError,
+    ConditionError,
+    NotPaused,
+    UnknownBreakpoint,
+    UsageError,
+)
+from neuraldbg.records import Phase, Stop
+
+LAYERS = {1: "encoder.0", 2: "encoder.1", 3: "head"}
+
+
+def resolve(pattern: str) -> dict[int, str]:
+    from fnmatch import fnmatchcase
+
+    return {site: name for site, name in LAYERS.items() if fnmatchcase(name, pattern)}
+
+
+class Training:
+    """A thread that goes through the layers again and again, as a trainer does."""
+
+    def __init__(self, gate: Gate, steps: int = 1000) -> None:
+        self.gate, self.steps, self.step = gate, steps, 0
+        self.ended: BaseException | None = None
+        self.finished = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            for self.step in range(self.steps):
+                for phase in (Phase.FORWARD, Phase.BACKWARD):
+                    for site, name in LAYERS.items():
+                        if self.gate.active:
+                            values = {"step": self.step, "mean_activation": float(self.step), "grad_norm": 0.5}
+                            self.gate.reached(
+                                Stop(self.step, phase, name, site, values), self.gate.watched(site, phase)
+                            )
+                if self.gate.active:
+                    self.gate.reached(Stop(self.step, Phase.UPDATE, None, -1, {"step": self.step}), [])
+        except BaseException as error:
+            self.ended = error
+        finally:
+            self.finished.set()
+
+    def _reach(self, phase: Phase, site: int, name: str | None) -> None:
+        if self.gate.active:
+            values = {"step": self.step, "mean_activation": float(self.step), "grad_norm": 0.5}
+            self.gate.reached(Stop(self.step, phase, name, site, values), self.gate.watched(site, phase))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if holds():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it never came to that")
+
+
+@pytest.fixture
+def gate() -> Gate:
+    made = Gate()
+    made.breakpoints.resolve = resolve
+    made.remote = True
+    return made
+
+
+def test_a_run_without_breakpoints_is_never_held(gate: Gate) -> None:
+    assert not gate.active
+    training = Training(gate, 50)
+    assert training.finished.wait(10)
+    assert training.ended is None
+
+
+def test_it_stops_at_the_layer_and_goes_on(gate: Gate) -> None:
+    gate.breakpoints.add("head", "step == 3")
+    training = Training(gate, 10)
+    eventually(lambda: gate.paused)
+    state = gate.state()
+    assert (state["layer"], state["step"], state["phase"]) == ("head", 3, "forward")
+    assert gate.do(lambda stop: stop.values["mean_activation"]) == 3.0
+    gate.resume()
+    assert training.finished.wait(10)
+    (one,) = gate.breakpoints.all()
+    assert (one.hit_count, one.trigger_count, one.last_hit_step) == (1, 1, 3)
+
+
+def test_a_condition_on_gradients_stops_in_backward(gate: Gate) -> None:
+    gate.breakpoints.add("encoder.*", "grad_norm < 1 and step == 2")
+    training = Training(gate, 4)
+    stops = []
+    while not training.finished.is_set():
+        if gate.paused:
+            stops.append((gate.state()["layer"], gate.state()["phase"]))
+            gate.resume()
+        threading.Event().wait(0.002)
+    assert stops == [("encoder.0", "backward"), ("encoder.1", "backward")]
+
+
+def test_next_layer_and_next_step(gate: Gate) -> None:
+    gate.stop_each("step")
+    training = Training(gate, 5)
+    eventually(lambda: gate.paused)
+    assert gate.state()["phase"] == "step"
+    gate.step("layer")
+    eventually(lambda: gate.paused and gate.state()["layer"] == "encoder.0")
+    gate.step("layer")
+    eventually(lambda: gate.paused and gate.state()["layer"] == "encoder.1")
+    gate.step("step")
+    eventually(lambda: gate.paused and gate.state()["phase"] == "step")
+    assert gate.state()["step"] == 1
+    gate.resume()
+    assert training.finished.wait(10)
+
+
+def test_abort_leaves_like_an_interrupt(gate: Gate) -> None:
+    gate.breakpoints.add("head")
+    training = Training(gate)
+    eventually(lambda: gate.paused)
+    gate.abort()
+    assert training.finished.wait(10)
+    assert isinstance(training.ended, AbortedByUser)
+    assert isinstance(training.ended, KeyboardInterrupt)
+
+
+def test_where_nobody_can_answer_hits_are_counted_and_nothing_stops(gate: Gate) -> None:
+    said: list[str] = []
+    gate.remote, gate.say = False, said.append
+    gate.breakpoints.add("head")
+    training = Training(gate, 20)
+    assert training.finished.wait(10)
+    (one,) = gate.breakpoints.all()
+    assert (one.hit_count, one.trigger_count) == (20, 0)
+    assert len(said) == 1
+    assert "Nobody can answer" in said[0]
+
+
+def test_in_log_only_mode_hits_are_said_and_nothing_stops(gate: Gate) -> None:
+    said: list[str] = []
+    gate.pausing, gate.say = False, said.append
+    gate.breakpoints.add("head", "step >= 18")
+    training = Training(gate, 20)
+    assert training.finished.wait(10)
+    assert len(said) == 2
+    assert gate.breakpoints.all()[0].trigger_count == 0
+
+
+def test_once_is_once(gate: Gate) -> None:
+    gate.breakpoints.add("head", once=True)
+    training = Training(gate, 20)
+    eventually(lambda: gate.paused)
+    gate.resume()
+    assert training.finished.wait(10)
+    assert gate.breakpoints.all() == []
+
+
+def test_a_condition_that_raises_is_put_off_and_training_goes_on(gate: Gate) -> None:
+    said: list[str] = []
+    gate.say = said.append
+    gate.breakpoints.add("head", "1 / (step - 3) > 100")
+    training = Training(gate, 20)
+    assert training.finished.wait(10)
+    (one,) = gate.breakpoints.all()
+    assert not one.spec.enabled
+    assert "ZeroDivisionError" in (one.failed or "")
+    assert len(said) == 1
+
+
+def test_a_function_of_the_users_own_stops_it(gate: Gate) -> None:
+    gate.break_when(lambda stop: stop.step == 4 and stop.layer == "head", "mine")
+    training = Training(gate, 20)
+    eventually(lambda: gate.paused)
+    assert gate.state()["reasons"] == ["mine held"]
+    gate.when.clear()
+    gate.resume()
+    assert training.finished.wait(10)
+
+
+def test_a_pause_is_a_pause_wherever_training_is(gate: Gate) -> None:
+    training = Training(gate, 10**9)
+    eventually(lambda: training.step > 5)
+    gate.pause()
+    eventually(lambda: gate.paused)
+    with pytest.raises(NotPaused):
+        gate.pause()
+    gate.abort()
+    assert training.finished.wait(10)
+    with pytest.raises(NotPaused):
+        gate.resume()
+
+
+# -- breakpoints -------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_taken_as_they_are_until_layers_are_known() -> None:
+    table = Breakpoints()
+    one = table.add("haed")
+    assert one.pending
+    table.resolve = resolve
+    assert table.settle() == [one]
+    with pytest.raises(UnknownBreakpoint):
+        table.add("haed")
+
+
+def test_the_same_breakpoint_again_is_the_same() -> None:
+    table = Breakpoints()
+    first = table.add("head", "step > 1")
+    assert table.add("head", "step > 1", enabled=False) is first
+    assert not first.spec.enabled
+    assert table.add("head") is not first
+
+
+def test_groups_are_switched_together() -> None:
+    table = Breakpoints()
+    for name in ("a", "b"):
+        table.add(name, group="mine")
+    table.add("c")
+    table.set_group("mine", enabled=False)
+    assert [one.spec.enabled for one in table.all()] == [False, False, True]
+    with pytest.raises(UnknownBreakpoint, match="did you mean 'mine'"):
+        table.set_group("mien", enabled=True)
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (lambda t: t.add(""), UsageError),
+        (lambda t: t.add("a", "import os"), ConditionError),
+        (lambda t: t.add("a", phase="sideways"), UsageError),
+        (lambda t: t.add("a", "grad_norm > 1", phase="forward"), UsageError),
+        (lambda t: t.remove("nothing"), UnknownBreakpoint),
+        (lambda t: t.change(99, enabled=True), UnknownBreakpoint),
+    ],
+)
+def test_what_makes_no_sense_is_refused(action: Callable[[Breakpoints], Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        action(Breakpoints())
+
+
+# -- the channel -------------------------------------------------------------------------------------------------------
+
+
+def test_everything_can_be_asked_over_the_channel(gate: Gate, tmp_path: Path) -> None:
+    server = ChannelServer(Verbs(gate), tmp_path)
+    events: list[dict[str, Any]] = []
+    gate.on_event.append(server.publish)
+    client = ChannelClient(tmp_path, on_event=events.append)
+    training = None
+    try:
+        assert client.call("state")["state"] == "running"
+        added = client.call("add", layer_name="head", condition="step == 2")
+        training = Training(gate, 6)
+        eventually(lambda: client.call("state")["state"] == "paused")
+        assert client.call("breakpoints")[0]["hit_count"] == 1
+        assert client.call("change", id=added["id"], enabled=False)["enabled"] is False
+        client.call("step", unit="layer")
+        eventually(lambda: client.call("state").get("phase") == "backward")
+        assert client.call("remove", layer_name="head")[0]["id"] == added["id"]
+        client.call("continue")
+        assert training.finished.wait(10)
+        eventually(lambda: [e["event"] for e in events].count("running") == 2)
+        assert [e["event"] for e in events] == ["hit", "paused", "running", "paused", "running"]
+        for verb, arguments, kind in [
+            ("continue", {}, "NotPaused"),
+            ("add", {"layer_name": "haed"}, "UnknownBreakpoint"),
+            ("add", {"layer_name": "head", "condition": "step ** 2"}, "ConditionError"),
+            ("nonsense", {}, "UsageError"),
+            ("remove", {}, "UsageError"),
+        ]:
+            with pytest.raises(ChannelError) as refused:
+                client.call(verb, **arguments)
+            assert refused.value.kind == kind
+    finally:
+        client.close()
+        server.close()
+        if training is not None:
+            training.thread.join(10)
+    assert not (tmp_path / "control.json").exists()
+    with pytest.raises(ChannelClosed):
+        ChannelClient(tmp_path)
+
+
+def test_a_client_learns_that_the_trainer_is_gone(gate: Gate, tmp_path: Path) -> None:
+    server = ChannelServer(Verbs(gate), tmp_path)
+    client = ChannelClient(tmp_path)
+    server.close()
+    with pytest.raises(ChannelClosed):
+        client.call("state")
+    client.close()
+
+
+def test_a_wrong_token_is_refused(gate: Gate, tmp_path: Path) -> None:
+    server = ChannelServer(Verbs(gate), tmp_path)
+    try:
+        file = tmp_path / "control.json"
+        file.write_text(file.read_text().replace('"token": "', '"token": "x'))
+        with pytest.raises(ChannelClosed):
+            ChannelClient(tmp_path)
+    finally:
+        server.close()
