@@ -106,8 +106,9 @@ def diagnose(
     causes = [one for one in found if entries[one.kind].sort == "cause"]
     symptoms = [one for one in found if entries[one.kind].sort == "symptom"]
     kept, under = settle(causes, entries)
-    diagnoses = [_in_place(one, entries, under.get(id(one), []), symptoms, evidence) for one in kept]
-    diagnoses += [Diagnosis(one, (), _fixes(one, evidence)) for one in _loudness(symptoms, kept, entries)]
+    cure = _Curing(evidence, failed)
+    diagnoses = [_in_place(one, entries, under.get(id(one), []), symptoms, cure) for one in kept]
+    diagnoses += [Diagnosis(one, (), cure.fixes(one)) for one in _loudness(symptoms, kept, entries)]
     diagnoses.sort(key=lambda one: _order(one.finding, entries))
     return Judgement(tuple(diagnoses), len(wanted), dict(evidence.unchecked), failed)
 
@@ -178,13 +179,13 @@ def _exclude(one: Finding, other: Finding, entries: dict[str, Entry]) -> bool:
 
 
 def _in_place(
-    one: Finding, entries: dict[str, Entry], under: list[Finding], symptoms: list[Finding], evidence: Evidence
+    one: Finding, entries: dict[str, Entry], under: list[Finding], symptoms: list[Finding], cure: _Curing
 ) -> Diagnosis:
     """A cause with what it led to: consequences that were found, earliest first."""
     explains = entries[one.kind].explains
     led_to = [*under, *(symptom for symptom in symptoms if symptom.kind in explains)]
     chain = sorted(led_to, key=lambda each: (each.step if each.step is not None else -1, each.kind))
-    return Diagnosis(_with_order(one, chain, evidence), tuple(chain), _fixes(one, evidence))
+    return Diagnosis(_with_order(one, chain, cure.evidence), tuple(chain), cure.fixes(one))
 
 
 def _with_order(one: Finding, chain: list[Finding], evidence: Evidence) -> Finding:
@@ -198,14 +199,24 @@ def _with_order(one: Finding, chain: list[Finding], evidence: Evidence) -> Findi
     return replace(one, inference=f"{one.inference.rstrip('.')}; {told}" if one.inference else told)
 
 
-def _fixes(one: Finding, evidence: Evidence) -> tuple[Fix, ...]:
-    make = cures().get(one.kind)
-    made = [] if make is None else list(make(one, evidence))
-    entry = catalogue()[one.kind]
-    words = entry.sections.get("Usual cures")
-    if words and entry.sort == "cause":
-        made.append(Fix(words[0].upper() + words[1:], auto=entry.auto or "D"))
-    return tuple(made)
+@dataclass(frozen=True)
+class _Curing:
+    evidence: Evidence
+    failed: dict[str, str]
+
+    def fixes(self, one: Finding) -> tuple[Fix, ...]:
+        """A cure that fails costs its patch, never the diagnosis."""
+        entry = catalogue()[one.kind]
+        make = cures().get(one.kind)
+        try:
+            made = [] if make is None else list(make(one, self.evidence))
+        except Exception as error:  # noqa: BLE001  named in the judgement
+            self.failed[f"cure of {one.kind}"] = f"{type(error).__name__}: {error}"
+            made = []
+        words = entry.sections.get("Usual cures")
+        if words and entry.sort == "cause":
+            made.append(Fix(words[0].upper() + words[1:], auto=entry.auto or "D"))
+        return tuple(made)
 
 
 def _loudness(symptoms: list[Finding], causes: list[Finding], entries: dict[str, Entry]) -> list[Finding]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuraldbg.analysis.fixes.editing import Script
+from neuraldbg.analysis.fixes.editing import Script, with_argument
 
 LOOP = """import torch
 
@@ -91,3 +91,70 @@ def test_any_text_can_be_asked_for_its_statements(text: str) -> None:
     for line in range(4):
         script.statement(line)
     assert script.calls("f") == [] or script.tree is not None
+
+
+FITTING = """import torch
+
+net = nn.Linear(2, 1)
+x, y = load(10)
+
+def accuracy(x):
+    for x in x:
+        pass
+
+for epoch in range(3):
+    for step in range(4):
+        opt.zero_grad()
+"""
+
+
+def test_a_variable_is_bound_where_it_is_used() -> None:
+    script = Script("t.py", FITTING)
+    uses = [node for node in script.nodes(ast.Name) if isinstance(node, ast.Name) and node.id == "x"]
+    at_the_top = next(node for node in uses if script.function_around(node) is None)
+    inside = next(node for node in uses if script.function_around(node) is not None)
+    assert [node.lineno for node in script.bindings(at_the_top) if isinstance(node, ast.Name)] == [4]
+    assert len(script.bindings(inside)) == 2  # the parameter and the loop
+
+
+def test_the_loop_around_a_statement_is_the_innermost() -> None:
+    script = Script("t.py", FITTING)
+    clearing = script.statement(12)
+    assert clearing is not None
+    inner = script.loop_around(clearing)
+    assert inner is not None
+    assert inner.lineno == 11
+    outer = script.loop_around(inner)
+    assert outer is not None
+    assert outer.lineno == 10
+    assert script.loop_around(outer) is None
+
+
+def test_several_lines_are_inserted_at_their_places() -> None:
+    script = Script("t.py", FITTING)
+    first, last = script.statement(3), script.statement(12)
+    assert first is not None
+    assert last is not None
+    text = changed(script, script.insert_all({first: "torch.manual_seed(0)", last: "net.train()"}))
+    assert "torch.manual_seed(0)\nnet = nn.Linear(2, 1)\n" in text
+    assert "        net.train()\n        opt.zero_grad()\n" in text
+
+
+def test_parts_of_an_expression_are_rewritten() -> None:
+    script = Script("t.py", "total = torch.tensor(a.item() + b.item())\n")
+    outer = script.calls("tensor")[0]
+    items = [(call, call.func.value.id) for call in script.calls("item")]  # type: ignore[attr-defined]
+    assert script.rewritten(outer.args[0], [*items]) == "a + b"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("f()\n", "f(c=1)\n"),
+        ("f(a)\n", "f(a, c=1)\n"),
+        ("f(\n    a,\n    b=2,\n)\n", "f(\n    a,\n    b=2, c=1,\n)\n"),
+    ],
+)
+def test_an_argument_is_added_at_the_end(before: str, after: str) -> None:
+    script = Script("t.py", before)
+    assert with_argument(script, script.calls("f")[0], "c=1") == after

@@ -61,6 +61,24 @@ class Script:
                     return [each for each in block if isinstance(each, ast.stmt)]
         return [statement]
 
+    def loop_around(self, statement: ast.stmt) -> ast.For | ast.While | None:
+        """The innermost loop whose body a statement stands in."""
+        loops = [node for node in self.nodes(ast.For, ast.While) if isinstance(node, ast.For | ast.While)]
+        around = [node for node in loops if node is not statement and _within(statement, node)]
+        return max(around, key=lambda node: node.lineno, default=None)
+
+    def function_around(self, node: ast.AST) -> ast.FunctionDef | None:
+        found = [each for each in self.nodes(ast.FunctionDef) if isinstance(each, ast.FunctionDef)]
+        around = [each for each in found if each is not node and _within(node, each)]
+        return max(around, key=lambda each: each.lineno, default=None)
+
+    def bindings(self, name: ast.Name) -> list[ast.AST]:
+        """Everything that gives a variable its value where it is used: assignments, loops, parameters, imports."""
+        every = [node for node in self.nodes(ast.Name, ast.arg, ast.alias) if _binds(node, name.id)]
+        here = self.function_around(name)
+        own = [node for node in every if self.function_around(node) is here]
+        return own or [node for node in every if self.function_around(node) is None]
+
     def source(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
@@ -70,7 +88,8 @@ class Script:
         return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
 
     def indent(self, statement: ast.stmt) -> str:
-        return " " * statement.col_offset
+        before = self.lines[statement.lineno - 1][: statement.col_offset]
+        return " " * statement.col_offset if before.strip() else before  # tabs stay tabs
 
     # -- editing: each returns the new text, or None where the edit cannot be made
 
@@ -86,6 +105,13 @@ class Script:
             head[-1] += "\n"
         return "".join([*head, *new, *self.lines[at:]])
 
+    def insert_all(self, codes: dict[ast.stmt, str]) -> str | None:
+        """New lines before several statements."""
+        text: str | None = self.text
+        for statement in sorted(codes, key=lambda each: -each.lineno):  # from the end, so that places stay right
+            text = None if text is None else Script(self.file, text).insert(statement, codes[statement])
+        return text
+
     def _shares_line(self, statement: ast.stmt) -> bool:
         last = (statement.end_lineno or statement.lineno) - 1
         rest = self.lines[last][_column(self.lines[last], statement.end_col_offset or 0) :]
@@ -94,6 +120,12 @@ class Script:
     def replace(self, node: ast.AST, code: str) -> str | None:
         """Another text in the place of an expression or statement."""
         return self.replace_all([(node, code)])
+
+    def rewritten(self, node: ast.AST, changes: list[tuple[ast.AST, str]]) -> str:
+        """The source of an expression with parts of it changed."""
+        begin, end = self.span(node)
+        changed = self.replace_all(changes) or self.text
+        return changed[begin : end + len(changed) - len(self.text)]
 
     def replace_all(self, changes: list[tuple[ast.AST, str]]) -> str | None:
         text = self.text
@@ -156,5 +188,34 @@ def called(node: ast.AST) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+def _within(node: ast.AST, outer: ast.stmt) -> bool:
+    begin, end = _ends(outer)
+    first, last = _ends(node)
+    return begin <= first and last <= end
+
+
+def _ends(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
+    first = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+    return first, (getattr(node, "end_lineno", 0) or 0, getattr(node, "end_col_offset", 0) or 0)
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id == name and isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name.partition(".")[0]) == name
+    return isinstance(node, ast.arg) and node.arg == name
+
+
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((each.value for each in call.keywords if each.arg == name), None)
+
+
+def with_argument(script: Script, call: ast.Call, argument: str) -> str | None:
+    """The text of the file with one more argument at the end of a call."""
+    given = [*call.args, *(each.value for each in call.keywords)]
+    if given:
+        last = max(given, key=lambda node: (node.lineno, node.col_offset))
+        return script.replace(last, f"{script.source(last)}, {argument}")
+    head = script.source(call.func)
+    return script.replace(call, f"{head}({argument})") if script.source(call) == f"{head}()" else None

@@ -11,6 +11,7 @@ from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.analysis.fixes import cure
 from neuraldbg.analysis.fixes.editing import Script, called, keyword
 from neuraldbg.analysis.fixes.placing import assigned_number, every_script, line_of, number, offered, write
+from neuraldbg.analysis.fixes.precision import unscaled_before_clip
 from neuraldbg.records import Call, Finding, Fix
 
 CLIP_QUANTILE = 0.9  # of the observed norms: one step in ten is clipped
@@ -123,7 +124,7 @@ def _clip_before_step(evidence: Evidence) -> Iterator[Fix]:
 
 
 @cure("gradient_clip_misuse")
-def gradient_clip_misuse(_: Finding, evidence: Evidence) -> Iterator[Fix]:
+def gradient_clip_misuse(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     clip, step = line_of(evidence, Call.CLIP), line_of(evidence, Call.STEP)
     if clip is None:
         return
@@ -135,13 +136,42 @@ def gradient_clip_misuse(_: Finding, evidence: Evidence) -> Iterator[Fix]:
             changed = script.move(statement, target, after=False)
             yield from offered("Clip before the update, not after it", "R", script, changed)
             return
-    limit = clip_value(evidence)
+    usual = _usual_norm(finding)
     for call in script.calls("clip_grad_norm_", within=(line, line)):
         given = keyword(call, "max_norm") or (call.args[1] if len(call.args) > 1 else None)
         literal = assigned_number(script, given)
-        if literal is not None and limit is not None:
-            title = f"Raise max_norm to {write(limit)}, which nine of ten steps of this run stayed below"
-            yield from offered(title, "R", script, script.replace(literal, write(limit)))
+        if literal is not None and usual is not None:
+            title = f"Raise max_norm to {write(usual)}, the usual gradient norm before the clip"
+            yield from offered(title, "R", script, script.replace(literal, write(usual)))
+    if usual is None:
+        yield from unscaled_before_clip(evidence)
+
+
+def _usual_norm(finding: Finding) -> float | None:
+    """Before the clip: what was recorded afterwards is the limit itself."""
+    over, limit = finding.evidence.get("median_norm_over_limit"), finding.evidence.get("limit")
+    known = isinstance(over, float | int) and isinstance(limit, float | int)
+    return float(over) * float(limit) if known and over and limit else None
+
+
+@cure("missing_warmup")
+def missing_warmup(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+    """A LinearLR beside the optimizer, stepped after each update; not where a schedule is at work already."""
+    step, made = line_of(evidence, Call.STEP), list(_constructors(evidence, finding))
+    if step is None or len(made) != 1 or evidence.facts("scheduler"):
+        return
+    script, after = step[0], step[0].statement(step[1])
+    built = script.statement(made[0][1].lineno)
+    if after is None or not isinstance(built, ast.Assign) or made[0][0].file != script.file:
+        return
+    name = script.source(built.targets[0])
+    if script.function_around(built) is not script.function_around(after) or script.source(after) != f"{name}.step()":
+        return
+    length = max(10, evidence.updates // 5)
+    code = f"warmup = torch.optim.lr_scheduler.LinearLR({name}, start_factor=0.01, total_iters={length})"
+    changed = script.insert(after, "warmup.step()", after=True)
+    changed = None if changed is None else Script(script.file, changed).insert(built, code, after=True)
+    yield from offered(f"Reach the full rate over the first {length} updates", "R", script, changed)
 
 
 @cure("gradient_accumulation_not_scaled")
@@ -159,6 +189,38 @@ def gradient_accumulation_not_scaled(_: Finding, evidence: Evidence) -> Iterator
             yield from offered(f"Divide each loss by the {int(count)} that are added up", "R", script, changed)
 
 
+@cure("accumulation_token_imbalance")
+def accumulation_token_imbalance(_: Finding, evidence: Evidence) -> Iterator[Fix]:
+    """`cross_entropy(..., targets) / len(window)` in `for inputs, targets in window`: the sum of the losses over the
+    number of valid targets of the whole window."""
+    place = line_of(evidence, Call.BACKWARD)
+    backward = None if place is None else place[0].statement(place[1])
+    loop = None if place is None or backward is None else place[0].loop_around(backward)
+    if place is None or not isinstance(loop, ast.For):
+        return
+    script, window = place[0], place[0].source(loop.iter)
+    for node in ast.walk(loop):
+        mean = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and called(node.left) == "cross_entropy"
+        if not mean or not isinstance(node, ast.BinOp) or script.source(node.right) != f"len({window})":
+            continue
+        targets = _root(node.left.args[1]) if isinstance(node.left, ast.Call) and len(node.left.args) == 2 else None
+        if targets is None or not isinstance(node.left, ast.Call) or node.left.keywords:
+            return
+        arguments = ", ".join(map(script.source, node.left.args))
+        total = f'{script.source(node.left.func)}({arguments}, reduction="sum")'
+        count = f"sum(({targets} != -100).sum() for {script.source(loop.target)} in {window})"
+        title = "Weigh every target of the window alike"
+        yield from offered(title, "R", script, script.replace(node, f"{total} / {count}"))
+        return
+
+
+def _root(node: ast.expr) -> str | None:
+    """`targets` of `targets.flatten()`"""
+    while isinstance(node, ast.Call | ast.Attribute):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
 def _accumulation_name(script: Script, count: int) -> str | None:
     """A constant of the user's that holds the number of backwards per update."""
     for node in script.nodes(ast.Assign):
@@ -167,58 +229,3 @@ def _accumulation_name(script: Script, count: int) -> str | None:
             if any(word in name.lower() for word in ("accum", "micro", "every")):
                 return name
     return None
-
-
-@cure("scheduler_misuse")
-def scheduler_misuse(_: Finding, evidence: Evidence) -> Iterator[Fix]:
-    """Stepped in every batch where once per epoch was meant: one block further out."""
-    for script in every_script(evidence):
-        steps = [call for call in script.calls("step") if "sched" in ast.unparse(call.func).lower()]
-        if len(steps) != 1:
-            continue
-        statement = script.statement(steps[0].lineno)
-        loop = None if statement is None else _loop_around(script, statement)
-        outer = None if loop is None else _loop_around(script, loop)
-        if statement is None or loop is None or outer is None or not isinstance(outer, ast.For | ast.While):
-            return
-        changed = script.move(statement, loop, after=True)
-        yield from offered("Step the scheduler once per epoch, after the batches", "S", script, changed)
-        return
-
-
-def _loop_around(script: Script, statement: ast.stmt) -> ast.stmt | None:
-    loops = [
-        node
-        for node in script.nodes(ast.For, ast.While)
-        if isinstance(node, ast.For | ast.While)
-        and node is not statement
-        and node.lineno <= statement.lineno
-        and (node.end_lineno or 0) >= (statement.end_lineno or 0)
-    ]
-    return max(loops, key=lambda node: node.lineno, default=None)
-
-
-@cure("loss_reduction_scale")
-def loss_reduction_scale(_: Finding, evidence: Evidence) -> Iterator[Fix]:
-    for script in every_script(evidence):
-        for node in script.nodes(ast.keyword):
-            if (
-                isinstance(node, ast.keyword)
-                and node.arg == "reduction"
-                and ast.unparse(node.value) in ("'sum'", '"sum"')
-            ):
-                changed = script.replace(node.value, '"mean"')
-                yield from offered('Average the loss: reduction="mean"', "R", script, changed)
-                return
-        place = line_of(evidence, Call.BACKWARD)
-        if place is not None and place[0].file == script.file:
-            sums = [call for call in script.calls("sum") if _is_loss_sum(script, call)]
-            if len(sums) == 1 and isinstance(sums[0].func, ast.Attribute):
-                owner = script.source(sums[0].func.value)
-                yield from offered("Average the loss", "R", script, script.replace(sums[0], f"{owner}.mean()"))
-
-
-def _is_loss_sum(script: Script, call: ast.Call) -> bool:
-    statement = script.statement(call.lineno)
-    name = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-    return "loss" in name.lower() and not call.args and called(call) == "sum"

@@ -89,3 +89,42 @@ def is_module_call(node: ast.Call) -> bool:
 def write(value: float) -> str:
     """A number as a person writes it."""
     return f"{value:.3g}"
+
+
+def imports_torch(script: Script) -> bool:
+    """Whether the file can say `torch.something`."""
+    imports = [node for node in script.nodes(ast.Import) if isinstance(node, ast.Import)]
+    return any(
+        name.name.partition(".")[0] == "torch" and name.asname is None for node in imports for name in node.names
+    )
+
+
+def made_as(script: Script, attribute: str) -> list[ast.Assign]:
+    """The statements `self.attribute = ...`."""
+    found = [node for node in script.nodes(ast.Assign) if isinstance(node, ast.Assign)]
+    return [node for node in found if script.source(node.targets[0]) == f"self.{attribute}"]
+
+
+def layer_class(finding: Finding, evidence: Evidence) -> str | None:
+    """The class of the module that a finding names."""
+    return next((site.op for site in evidence.sites.values() if evidence.name(site) == finding.layer), None)
+
+
+def optimizer_name(finding: Finding, evidence: Evidence) -> str | None:
+    """What the user calls the optimizer."""
+    said = finding.evidence.get("optimizer")
+    if isinstance(said, str) and said.replace(".", "").replace("_", "").isalnum():
+        return said
+    names = [fact["name"] for fact in evidence.facts("optimizer")]
+    return names[0] if names else None
+
+
+def reaches(script: Script, statement: ast.stmt, expression: str) -> bool:
+    """Whether `model.head` can be said at a statement: its first name is bound there or in the whole file."""
+    name = ast.Name(expression.partition(".")[0], ast.Load(), **_position(statement))
+    return bool(script.bindings(name))
+
+
+def _position(node: ast.stmt) -> dict[str, int]:
+    end = (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
+    return {"lineno": node.lineno, "col_offset": node.col_offset, "end_lineno": end[0], "end_col_offset": end[1]}
