@@ -45,16 +45,12 @@ class Training:
 
     def _run(self) -> None:
         try:
-            for self.step in range(self.steps):
+            for step in range(self.steps):
+                self.step = step
                 for phase in (Phase.FORWARD, Phase.BACKWARD):
                     for site, name in LAYERS.items():
-                        if self.gate.active:
-                            values = {"step": self.step, "mean_activation": float(self.step), "grad_norm": 0.5}
-                            self.gate.reached(
-                                Stop(self.step, phase, name, site, values), self.gate.watched(site, phase)
-                            )
-                if self.gate.active:
-                    self.gate.reached(Stop(self.step, Phase.UPDATE, None, -1, {"step": self.step}), [])
+                        self._reach(phase, site, name)
+                self._reach(Phase.UPDATE, -1, None)
         except BaseException as error:
             self.ended = error
         finally:
