@@ -187,6 +187,7 @@ class Stop:
     values: dict[str, Any]  # what conditions see; None: not known yet
     tensors: Callable[[], Mapping[str, Any]] = dict  # input, output, gradient, weight: while the run is held
     describe: Callable[[str, str | None, str | None], dict[str, Any]] | None = None  # (kind, layer, slice) -> numbers
+    fill: Callable[[], None] | None = None  # measures what nobody has asked for yet
     frame: Any = None  # the user's innermost frame
     source: str | None = None
 

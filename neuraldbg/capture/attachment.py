@@ -42,8 +42,9 @@ class Plan:
 class Attachment:
     """Waits for the import of torch, then captures. `close` ends both."""
 
-    def __init__(self, plan: Plan, *, child: bool = False) -> None:
+    def __init__(self, plan: Plan, *, child: bool = False, gate: Any = None) -> None:
         self.plan = plan
+        self.gate = gate
         self.child = child
         self.capture: Any = None
         self.writer: TraceWriter | None = None
@@ -67,6 +68,7 @@ class Attachment:
             stop_on_nan=plan.stop_on_nan,
             arm_step=plan.arm_step,
             focus=plan.focus,
+            gate=self.gate,
         )
         self.capture = TorchCapture(self._open_writer, options)
         self._spawning = SpawnPatch(plan)

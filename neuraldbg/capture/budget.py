@@ -40,6 +40,7 @@ class SamplingBudget:
         self._quiet = Average()
         self._watch = Average()
         self._aside_ns = 0
+        self._held_ns = 0
         self._watch_ns = 0  # spent on gradient norms in the current step
         self._start = (0, 0)  # own and wall time of the first steps
         self.passes = 0  # since the last update
@@ -57,6 +58,7 @@ class SamplingBudget:
         """Account for the step that just ended, and decide how the next one is watched."""
         self.steps += 1
         self.passes = 0
+        wall_ns, own_ns, self._held_ns = wall_ns - self._held_ns, own_ns - self._held_ns, 0
         self.last_was_full = self.full
         self.sampled += self.full
         self.own_ns += own_ns
@@ -82,8 +84,9 @@ class SamplingBudget:
 
     def books_closed(self, *, wall_ns: int, own_ns: int) -> None:
         """What came after the last update: an evaluation, or a run that never had an update."""
-        self.own_ns += own_ns
-        self.wall_ns += wall_ns
+        self.own_ns += own_ns - self._held_ns
+        self.wall_ns += wall_ns - self._held_ns
+        self._held_ns = 0
 
     def newcomer(self) -> None:
         """An optimizer steps for the first time: a second training, a second network. Its first steps are watched as
@@ -100,6 +103,10 @@ class SamplingBudget:
     def set_aside(self, own_ns: int) -> None:
         """A search that is made once in a run: it must not keep later steps from being watched."""
         self._aside_ns += own_ns
+
+    def held(self, held_ns: int) -> None:
+        """A breakpoint kept the training waiting: that is neither its time nor ours."""
+        self._held_ns += held_ns
 
     def watch_cost(self, own_ns: int) -> None:
         """What one look at the gradient norms cost."""

@@ -62,6 +62,10 @@ class Gate:
         """The breakpoints that are on at one layer in one phase."""
         return [one for one in self.breakpoints.at(site) if one.spec.phase is phase]
 
+    def follows_layers(self) -> bool:
+        """Whether every layer is a place to stop at now."""
+        return self._unit == "layer" or self._wanted is not None or bool(self.when)
+
     def reached(self, stop: Stop, watched: list[Watched]) -> None:
         """A layer or step is done and the values of `stop` are known: stop here if anything says so."""
         hit = [one for one in watched if self._holds(one, stop)]
@@ -126,6 +130,8 @@ class Gate:
             self._open.clear()
             self._here, self._reasons = stop, reasons
             self._reconsider()
+            if stop.fill is not None:
+                stop.fill()
             self._tell({"event": "paused", "reasons": reasons, **stop.place()})
             try:
                 if self.prompt is not None:

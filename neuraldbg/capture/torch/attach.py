@@ -35,6 +35,7 @@ from neuraldbg.capture.torch.ledger import Ledger
 from neuraldbg.capture.torch.patches import Patches
 from neuraldbg.capture.torch.probes.runner import Probes
 from neuraldbg.capture.torch.recorder import Recorder
+from neuraldbg.capture.torch.stops import Stops
 from neuraldbg.capture.torch.tree import ModuleTree, unwrap
 from neuraldbg.capture.torch.updates import UpdateWatch
 from neuraldbg.trace import TraceWriter
@@ -54,6 +55,7 @@ class Options:
     stop_on_nan: bool = False  # raise StoppedOnNaN before a NaN or Inf reaches the weights
     arm_step: int | None = None  # from this update on every operation is watched until a NaN or Inf is found
     focus: tuple[str, ...] = ()  # groups of layer statistics that are wanted after the first updates; none is all
+    gate: Any = None  # what may hold the training (control.Gate)
     strict: bool = False  # tests: our own exceptions are not swallowed
     on_layer: tuple[Callable[..., None], ...] = field(default=())
     on_gradient: tuple[Callable[..., None], ...] = field(default=())
@@ -85,6 +87,8 @@ class TorchCapture:
         self.updates.on_update.append(self.bypass.after_update)
         self.updates.on_update.append(self._report_overhead)
         self.watchers = [*start_watchers(self), Probes(self)]
+        if options.gate is not None:
+            self.core.stops = Stops(self.core, self.passes._hook, options.gate)
         self._reported_at = time.monotonic()
         self._dispatch: float | None = None
         self._closed = False

@@ -76,6 +76,7 @@ class Core:
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
     moments: Moments = field(default_factory=Moments)
     kinds: frozenset[Kind] = EVERYTHING  # statistics of layers that are taken after the first updates
+    stops: Any = None  # Stops, where a gate is wired in
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:

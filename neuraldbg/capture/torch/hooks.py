@@ -100,10 +100,13 @@ class PassWatch:
         if depth < 0:
             local.own_pass = None  # an interrupted forward left its pass behind
             return
+        duration = end_ns - start_ns - (core.own_ns - own_before)  # our own work inside is not the layer's
         if own_pass.sampled and len(rest) == 2:
-            duration = end_ns - start_ns - (core.own_ns - own_before)  # our own work inside is not the layer's
             marks = None if mark is None else (mark, core.device.mark())
             self.layer_seen(module, own_pass, (start_ns, duration, marks), (args, *rest), depth)
+        stops = core.stops
+        if stops is not None and stops.gate.active and len(rest) == 2 and own_pass is not self.ignored:
+            stops.layer_ran(module, own_pass, (args, *rest), duration)
         if depth == 0:
             local.own_pass = None
             if own_pass is not self.ignored:

@@ -159,8 +159,12 @@ class UpdateWatch:
         if cannot_look() or not core.on or core.local.in_step is not optimizer:
             return
         core.local.in_step = None
+        before = core.recorder.step
         with core.lock:
             self._ended(optimizer)
+        stops = core.stops
+        if stops is not None and stops.gate.active and core.recorder.step != before:
+            stops.update_done()
 
     def _before(self, optimizer: Optimizer) -> None:
         core = self.core

@@ -1,0 +1,255 @@
+"""Where a run can be held: after a layer, in its backward, after an update. Works for a gate that is wired in from
+outside, and looks at nothing while that gate has nothing to stop at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.flops import flops_of
+from neuraldbg.capture.torch.frames import let_go
+from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.shown import shown_tensor
+from neuraldbg.capture.torch.stats import Measured, measurable, measure
+from neuraldbg.capture.torch.tree import Layer
+from neuraldbg.errors import UnknownLayer, UsageError
+from neuraldbg.records import Phase, SiteKind, Stop
+from neuraldbg.trace.names import Names
+
+ACTIVATION = ("mean_activation", "std_activation", "min_activation", "max_activation", "norm_activation")
+GRADIENT = ("grad_mean", "grad_std", "grad_min", "grad_max", "grad_norm")
+MB = 1e6
+
+
+class Gate(Protocol):
+    """What this side needs of the gate."""
+
+    active: bool
+    breakpoints: Any
+
+    def watched(self, site: int, phase: Phase) -> list[Any]: ...
+    def follows_layers(self) -> bool: ...
+    def reached(self, stop: Stop, watched: list[Any]) -> None: ...
+    def say(self, text: str, /) -> None: ...
+
+
+class Stops:
+    def __init__(self, core: Core, hook: Any, gate: Gate) -> None:
+        self.core = core
+        self.gate = gate
+        self._hook = hook
+        self._names: tuple[int, Names] | None = None
+        self._told_sync = False
+        self._ready = False
+        guard = core.guard
+        self._forward = guard.shield("a breakpoint")(self._prepare)
+        self._backward = guard.shield("a breakpoint in backward")(self._prepare_backward)
+        self._updated = guard.shield("a breakpoint after an update")(self._prepare_update)
+        core.take_part("pass_ended", "layers of breakpoints", self._pass_ended)
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def names(self) -> Names:
+        sites = list(self.core.recorder.sites.values())
+        if self._names is None or self._names[0] != len(sites):
+            self._names = (len(sites), Names(sites))
+        return self._names[1]
+
+    def resolve(self, pattern: str) -> dict[int, str]:
+        names = self.names()
+        found = [site for site in names.match(pattern) if site.kind in (SiteKind.MODULE, SiteKind.MODEL)]
+        return {site.id: names.canonical(site) for each in found for site in names.twins(each)}
+
+    def _pass_ended(self, *_: Any) -> None:
+        """Models are known once they have run: names that mean no layer are told with the nearest."""
+        known = len(self.core.recorder.sites)
+        if not self._ready or self._names is None or self._names[0] != known:
+            self._ready = True
+            self.gate.breakpoints.resolve = self.resolve
+            for lost in self.gate.breakpoints.settle():
+                self.gate.say(f"breakpoint {lost.id}: {UnknownLayer(lost.spec.layer, self._all_names())}")
+
+    def _all_names(self) -> list[str]:
+        names = self.names()
+        return [names.canonical(site) for site in self.core.recorder.sites.values() if site.kind is SiteKind.MODULE]
+
+    # -- a layer -------------------------------------------------------------------------------------------------------
+
+    def layer_ran(self, module: nn.Module, one: Pass, values: tuple[Any, ...], duration_ns: int) -> None:
+        """`values` = args, kwargs, output. Blocks where the gate says so."""
+        if not self._ready:
+            self._pass_ended()
+        prepared = self._forward(module, one, values, duration_ns)
+        if prepared is not None:
+            self._reach(*prepared)
+
+    def _prepare(self, module: nn.Module, one: Pass, values: tuple[Any, ...], duration_ns: int) -> Any:
+        layer = self.core.tree.find(module)
+        if layer is None or layer.wrapper:
+            return None
+        gate = self.gate
+        forward, backward = gate.watched(layer.site, Phase.FORWARD), gate.watched(layer.site, Phase.BACKWARD)
+        follow = gate.follows_layers()
+        if not (forward or backward or follow):
+            return None
+        known: dict[str, Any] = {"step": self.core.recorder.step, "execution_time": duration_ns / 1e9}
+        fill = partial(_fill_forward, known, module, values)
+        if any(each.condition is not None for each in (*forward, *backward)):
+            self._say_sync(values)
+            fill()
+        if one.grad and (backward or (follow and layer.leaf)):  # a container's output is that of its last layer
+            self._watch_gradient(layer, module, values, known)
+        if not (forward or follow):
+            return None
+        return self._stop(
+            layer, module, Phase.FORWARD, known, {"input": values[:2], "output": values[2]}, fill
+        ), forward
+
+    def _watch_gradient(self, layer: Layer, module: nn.Module, values: tuple[Any, ...], known: dict[str, Any]) -> None:
+        output = next((t for t in tensors(values[2]) if t.requires_grad and t.grad_fn is not None), None)
+        if output is None:
+            return
+
+        def arrived(gradient: Tensor | None) -> None:
+            if gradient is None or not self.core.on or not self.gate.active:
+                return
+            prepared = self._backward(layer, module, gradient, known)
+            if prepared is not None:
+                self._reach(*prepared)
+
+        self._hook(output, arrived)
+
+    def _prepare_backward(self, layer: Layer, module: nn.Module, gradient: Tensor, known: dict[str, Any]) -> Any:
+        watched = self.gate.watched(layer.site, Phase.BACKWARD)
+        if not watched and not self.gate.follows_layers():
+            return None
+        known = {**known, "step": self.core.recorder.step, "loss": self.core.recorder.latest.get("loss")}
+        fill = partial(_fill_gradient, known, gradient)
+        if any(each.condition is not None for each in watched):
+            self._say_sync((gradient,))
+            fill()
+        return self._stop(layer, module, Phase.BACKWARD, known, {"gradient": gradient}, fill), watched
+
+    # -- an update -----------------------------------------------------------------------------------------------------
+
+    def update_done(self) -> None:
+        prepared = self._updated()
+        if prepared is not None:
+            self._reach(*prepared)
+
+    def _prepare_update(self) -> Any:
+        core = self.core
+        latest = core.recorder.latest
+        step = max(core.recorder.step - 1, 0)
+        known = {"step": step, "loss": latest.get("loss"), "lr": latest.get("lr"), "grad_norm": latest.get("grad_norm")}
+        watched = list(
+            {id(w): w for site in core.recorder.sites for w in self.gate.watched(site, Phase.UPDATE)}.values()
+        )
+        frame = core.recorder.frames.user_frame(2)
+        stop = Stop(step, Phase.UPDATE, None, -1, known, frame=frame, source=self._line(frame))
+        stop.describe = partial(self._describe, stop, None)
+        return stop, watched
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def _stop(
+        self, layer: Layer, module: nn.Module, phase: Phase, known: dict[str, Any], held: Mapping[str, Any], fill: Any
+    ) -> Stop:
+        frame = self.core.recorder.frames.user_frame(3)
+        name = self.names().canonical(layer.site)
+        stop = Stop(known["step"], phase, name, layer.site, known, frame=frame, source=self._line(frame), fill=fill)
+        stop.tensors = partial(_tensors, module, held)
+        stop.describe = partial(self._describe, stop, module)
+        return stop
+
+    def _line(self, frame: Any) -> str | None:
+        return (
+            None if frame is None else f"{self.core.recorder.frames.display(frame.f_code.co_filename)}:{frame.f_lineno}"
+        )
+
+    def _reach(self, stop: Stop, watched: list[Any]) -> None:
+        """Outside of every shield: the user's own state, and an abort goes through. Held time is nobody's."""
+        begin = now_ns()
+        try:
+            self.gate.reached(stop, watched)
+        finally:
+            held = now_ns() - begin
+            self.core.own_ns += held
+            self.core.budget.held(held)
+            if stop.frame is not None:
+                let_go(stop.frame)
+            stop.frame = None
+
+    def _describe(
+        self, stop: Stop, module: nn.Module | None, kind: str, layer: str | None, part: str | None
+    ) -> dict[str, Any]:
+        """A tensor in numbers; of another layer than the one that just ran only what it owns."""
+        here = layer is None
+        if layer is not None:
+            site = self.names().resolve(layer, prefer=SiteKind.MODULE)
+            here = site.id == stop.site
+            module = module if here else self._module(site.id)
+        found = stop.tensors() if here or module is None else _tensors(module, {})
+        tensor = found.get(kind)
+        if tensor is None:
+            there = ", ".join(sorted(found)) or "nothing"
+            raise UsageError(f"no {kind} of {layer or stop.layer or 'anything'} here; there is {there}")
+        return {**stop.place(), "layer": layer or stop.layer, "kind": kind, **shown_tensor(tensor, part)}
+
+    def _module(self, site: int) -> nn.Module | None:
+        for root, _ in self.core.tree.models.items():
+            for module in nn.Module.modules(root):
+                layer = self.core.tree.find(module)
+                if layer is not None and layer.site == site:
+                    return module
+        return None
+
+    def _say_sync(self, values: Any) -> None:
+        if not self._told_sync and any(t.is_cuda for t in tensors(values)):
+            self._told_sync = True
+            self.gate.say("a condition on a layer that runs on the GPU waits for the GPU at every execution")
+
+
+def _tensors(module: nn.Module, held: Mapping[str, Any]) -> dict[str, Any]:
+    """By the names people use; only what is there."""
+    found: dict[str, Any] = {}
+    for name, value in held.items():
+        first = next(iter(tensors(value)), None)
+        if first is not None:
+            found[name] = first
+    for name, parameter in module.named_parameters(recurse=False):
+        found[name] = parameter.detach()
+        if parameter.grad is not None:
+            found[f"{name}.grad"] = parameter.grad
+    return found
+
+
+def _measured(tensor: Tensor | None) -> Measured | None:
+    if tensor is None or not measurable(tensor):
+        return None
+    return measure(tensor if tensor.device.type == "cpu" else tensor.detach().cpu())
+
+
+def _fill_forward(known: dict[str, Any], module: nn.Module, values: tuple[Any, ...]) -> None:
+    if "mean_activation" in known:
+        return
+    outputs = [t for t in tensors(values[2]) if measurable(t)]
+    known["memory"] = sum(t.numel() * t.element_size() for t in outputs) / MB
+    first = outputs[0] if outputs else None
+    known["flops"] = None if first is None else flops_of(module, next(iter(tensors(values[0])), None), first)
+    measured = _measured(first)
+    if measured is not None:
+        known.update(zip(ACTIVATION, measured[1:6], strict=True))
+        known["zero_ratio"] = known["dead_ratio"] = measured[6] / measured[0] if measured[0] else None
+        known["nan_count"], known["inf_count"] = measured[7], measured[8]
+
+
+def _fill_gradient(known: dict[str, Any], gradient: Tensor) -> None:
+    measured = _measured(gradient) if "grad_norm" not in known else None
+    if measured is not None:
+        known.update(zip(GRADIENT, measured[1:6], strict=True))
+        known["grad_nan_count"], known["grad_inf_count"] = measured[7], measured[8]

@@ -1,0 +1,177 @@
+"""Stopping a real training in forward, backward and after an update; what can be seen there; nothing changes by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from watching import net, train, watching
+
+from neuraldbg.control.gate import Gate
+from neuraldbg.errors import AbortedByUser, UsageError
+from neuraldbg.records import Stop
+
+
+class Visitor:
+    """Sits at the trainer's terminal and does the next thing on a list at each stop; continues when it is empty."""
+
+    def __init__(self, *acts: Callable[[Gate, Stop], Any]) -> None:
+        self.acts = list(acts)
+        self.seen: list[tuple[str | None, str, int]] = []
+        self.values: list[dict[str, Any]] = []
+
+    def __call__(self, gate: Gate, stop: Stop, reasons: list[str]) -> None:
+        self.seen.append((stop.layer, stop.place()["phase"], stop.step))
+        self.values.append(dict(stop.values))
+        if self.acts:
+            self.acts.pop(0)(gate, stop)
+        if not gate.open:
+            gate.resume()
+
+
+@contextmanager
+def stopping(folder: Path, visitor: Visitor | None) -> Iterator[Gate]:
+    gate = Gate()
+    gate.prompt = visitor
+    with watching(folder, gate=gate):
+        yield gate
+
+
+def test_it_stops_in_forward_with_the_layers_values(tmp_path: Path) -> None:
+    visitor = Visitor()
+    with stopping(tmp_path, visitor) as gate:
+        gate.breakpoints.add("Linear_2", "layer_data['mean_activation'] != 7 and step == 1")
+        train(net(), 3)
+    assert visitor.seen == [("2", "forward", 1)]
+    values = visitor.values[0]
+    assert values["execution_time"] > 0
+    assert values["memory"] == 8 * 1 * 4 / 1e6
+    assert values["flops"] == 2 * 8 * 8
+
+
+def test_a_condition_on_gradients_stops_in_backward(tmp_path: Path) -> None:
+    visitor = Visitor()
+    with stopping(tmp_path, visitor) as gate:
+        gate.breakpoints.add("0", "grad_norm >= 0")
+        train(net(), 2)
+    assert visitor.seen == [("0", "backward", 0), ("0", "backward", 1)]
+    assert visitor.values[0]["grad_norm"] > 0
+
+
+def test_stepping_goes_through_layers_backward_and_update(tmp_path: Path) -> None:
+    layer = lambda gate, _: gate.step("layer")  # noqa: E731
+    visitor = Visitor(*[layer] * 8, lambda gate, _: gate.step("step"))
+    with stopping(tmp_path, visitor) as gate:
+        gate.stop_each("layer")
+        train(net(), 4)
+    assert visitor.seen[:9] == [
+        ("0", "forward", 0),
+        ("1", "forward", 0),
+        ("2", "forward", 0),
+        ("model", "forward", 0),
+        ("2", "backward", 0),
+        ("1", "backward", 0),
+        ("0", "backward", 0),
+        (None, "step", 0),
+        ("0", "forward", 1),
+    ]
+    assert visitor.seen[9] == (None, "step", 1)
+    assert len(visitor.seen) == 10
+
+
+def test_a_breakpoint_after_an_update(tmp_path: Path) -> None:
+    visitor = Visitor()
+    with stopping(tmp_path, visitor) as gate:
+        gate.breakpoints.add("*", "loss > 0 and step == 2")
+        train(net(), 4)
+    assert visitor.seen == [(None, "step", 2)]
+
+
+def test_tensors_are_described_where_they_are(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def look(_: Gate, stop: Stop) -> None:
+        assert stop.describe is not None
+        for kind in ("input", "output", "weight"):
+            seen.append(stop.describe(kind, None, None))
+        seen.append(stop.describe("output", None, "0, :"))
+        seen.append(stop.describe("bias", "0", None))
+        with pytest.raises(UsageError, match="there is"):
+            stop.describe("gradient", None, None)
+        with pytest.raises(UsageError, match="does not fit"):
+            stop.describe("output", None, "99")
+        with pytest.raises(UsageError, match="no part of a slice"):
+            stop.describe("output", None, "__import__('os')")
+
+    with stopping(tmp_path, Visitor(look)) as gate:
+        gate.breakpoints.add("2", once=True)
+        train(net(), 1)
+    assert [one["shape"] for one in seen] == [[8, 8], [8, 1], [1, 8], [8, 1], [8]]
+    assert sum(seen[1]["histogram"]["counts"]) == 8
+    assert len(seen[3]["values"]) == 1
+    assert seen[4]["layer"] == "0"
+
+
+def test_the_users_frame_is_there(tmp_path: Path) -> None:
+    names: list[str] = []
+
+    def look(_: Gate, stop: Stop) -> None:
+        names.extend(stop.frame.f_locals)
+
+    with stopping(tmp_path, Visitor(look)) as gate:
+        gate.breakpoints.add("2", once=True)
+        train(net(), 1)
+    assert {"model", "optimizer", "losses"} <= set(names)
+
+
+def test_results_are_the_same_with_and_without_stops(tmp_path: Path) -> None:
+    def trained(visitor: Visitor | None, folder: Path) -> tuple[list[float], list[torch.Tensor]]:
+        folder.mkdir()
+        model = net()
+        torch.manual_seed(5)
+        with stopping(folder, visitor) as gate:
+            if visitor is not None:
+                gate.breakpoints.add("*", "grad_norm >= 0 and mean_activation < 1e9")
+            losses = train(model, 4)
+        return losses, [parameter.detach().clone() for parameter in model.parameters()]
+
+    plain, held = trained(None, tmp_path / "a"), trained(Visitor(), tmp_path / "b")
+    assert plain[0] == held[0]
+    assert all(torch.equal(a, b) for a, b in zip(plain[1], held[1], strict=True))
+
+
+def test_abort_leaves_the_users_loop(tmp_path: Path) -> None:
+    with stopping(tmp_path, Visitor(lambda gate, _: gate.abort())) as gate:
+        gate.breakpoints.add("0", "grad_norm >= 0")
+        with pytest.raises(AbortedByUser):
+            train(net(), 3)
+
+
+def test_a_name_that_means_no_layer_is_told_with_the_nearest(tmp_path: Path) -> None:
+    said: list[str] = []
+    with stopping(tmp_path, Visitor()) as gate:
+        gate.say = said.append
+        gate.breakpoints.add("Liner_2")
+        train(net(), 1)
+        with pytest.raises(UsageError):
+            gate.breakpoints.add("encoder.7")
+    assert len(said) == 1
+    assert "Liner_2" in said[0]
+
+
+def test_held_time_is_nobodys(tmp_path: Path) -> None:
+    def wait(_: Gate, __: Stop) -> None:
+        threading.Event().wait(0.5)
+
+    gate = Gate()
+    gate.prompt = Visitor(wait)
+    with watching(tmp_path, gate=gate) as capture:
+        gate.breakpoints.add("2", once=True)
+        train(net(), 2)
+        assert capture.core.budget.wall_ns < 400_000_000
+        assert capture.core.budget.own_ns < 400_000_000
