@@ -162,9 +162,8 @@ class UpdateWatch:
         before = core.recorder.step
         with core.lock:
             self._ended(optimizer)
-        stops = core.stops
-        if stops is not None and stops.gate.active and core.recorder.step != before:
-            stops.update_done()
+        if core.stops is not None and core.stops.gate.active and core.recorder.step != before:
+            core.stops.update_done()
 
     def _before(self, optimizer: Optimizer) -> None:
         core = self.core
