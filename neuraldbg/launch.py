@@ -5,6 +5,7 @@ This process *is* the trainer: same pid, argv, working directory, stdin, stdout,
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,11 +22,15 @@ from typing import Any
 from neuraldbg.capture.attachment import Attachment, Plan, package_parent
 from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
+from neuraldbg.control.channel import ChannelServer
+from neuraldbg.control.gate import Gate
+from neuraldbg.control.verbs import Verbs
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, flush_streams, load_module, load_script
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
+SERVER_FILE = "server.json"  # in the run directory: where the server of a run can be reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,13 @@ class Request:
     fail_on: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the analysis: thresholds, focus
     alert_on_nan: bool = False
+    breakpoints: tuple[str, ...] = ()  # LAYER, or LAYER if CONDITION
+    break_on: tuple[str, ...] = ()  # kinds of finding
+    step: bool = False  # stop at the first layer
+    breaking: bool = True  # breakpoints.enabled
+    pausing: bool = True  # breakpoints.pause_on_condition
+    serve: bool = False  # a server of ours can be asked to go on
+    prompt: Any = None  # somebody at this terminal
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
@@ -67,8 +79,9 @@ def run(request: Request) -> int:
         arm_step=request.arm_nan,
         focus=tuple(request.settings.get("focus", ())),
     )
+    control = Control(run_dir, request)
     viewer = Viewer(run_dir, request, own_path)
-    attachment = Attachment(plan)
+    attachment = Attachment(plan, gate=control.gate)
     attachment.start()
     _hide_own_imports()
     began = time.monotonic()
@@ -81,6 +94,7 @@ def run(request: Request) -> int:
         duration_s=time.monotonic() - began,
         signal=outcome.signal,
     )
+    control.close()
     verdict = viewer.finish()
     _die_by_signal(outcome)
     if outcome.exit_code == 0 and request.fail_on is not None:
@@ -107,6 +121,57 @@ def _die_by_signal(outcome: Outcome) -> None:
         flush_streams()
         signal.signal(outcome.signal, signal.SIG_DFL)
         signal.raise_signal(signal.Signals(outcome.signal))
+
+
+# -- control -----------------------------------------------------------------------------------------------------------
+
+
+class Control:
+    """The gate of this process, its first breakpoints, and the line over which a server reaches it."""
+
+    def __init__(self, run_dir: Path, request: Request) -> None:
+        self._run_dir = run_dir
+        self.gate: Gate | None = None
+        self._line: ChannelServer | None = None
+        if not request.breaking:
+            return
+        gate = self.gate = Gate(pausing=request.pausing, say=_say)
+        for text in request.breakpoints:
+            layer, _, condition = text.partition(" if ")
+            gate.breakpoints.add(layer, condition or None)
+        for kind in request.break_on:
+            gate.break_on(kind)
+        gate.prompt = request.prompt
+        gate.how_to_answer = self._how
+        if request.step:
+            gate.stop_each("layer")
+        if request.serve:
+            self._open_line(gate)
+
+    def _open_line(self, gate: Gate) -> None:
+        try:
+            self._line = ChannelServer(Verbs(gate), self._run_dir)
+        except OSError as error:
+            _say(f"nobody can reach this run from outside: {error}")
+            return
+        gate.on_event.append(self._line.publish)
+        gate.remote = True
+
+    def _how(self) -> str | None:
+        """The line that lets it go on, once the server has told where it is."""
+        try:
+            url = json.loads((self._run_dir / SERVER_FILE).read_text(encoding="utf-8"))["url"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return f"curl -X POST {url}/api/continue"
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+
+
+def _say(text: str) -> None:
+    print(f"neuraldbg: {text}", file=sys.stderr, flush=True)
 
 
 # -- the run directory -------------------------------------------------------------------------------------------------

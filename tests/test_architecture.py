@@ -31,6 +31,7 @@ CATCHES_ALL = {  # our own failures; whatever the user's script raises
     ROOT / "neuraldbg" / "script.py",
     ROOT / "neuraldbg" / "analysis" / "diagnose.py",  # a finder that fails is named in the judgement
     ROOT / "neuraldbg" / "control" / "gate.py",  # conditions and requests are the user's: told to who asked
+    ROOT / "neuraldbg" / "surfaces" / "terminal" / "prompt.py",  # an expression typed at the terminal
     ROOT / "neuraldbg" / "control" / "channel.py",  # a request that fails is answered, the line stays open
 }
 PROGRAMS = ROOT / "tests" / "programs"  # written as other people write

@@ -38,6 +38,8 @@ IN_EFFECT = frozenset(
     {
         "alert_on_nan",
         "anomaly_sensitivity",
+        "breakpoints.enabled",
+        "breakpoints.pause_on_condition",
         "budget",
         "dashboard.enabled",
         "fail_on",

@@ -28,6 +28,10 @@ class Prompt(Protocol):
         """Talks until the gate is open again."""
 
 
+def _nobody_hears(_: str) -> None:
+    pass
+
+
 @dataclass(eq=False)
 class _Order:
     job: Job
@@ -37,14 +41,16 @@ class _Order:
 class Gate:
     """`active` is False while nothing could stop the run: the trainer then looks at nothing else."""
 
-    def __init__(self, *, pausing: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, *, pausing: bool = True, say: Callable[[str], None] = _nobody_hears) -> None:
         self.breakpoints = Breakpoints(changed=self._reconsider)
         self.pausing = pausing  # False: hits are counted and logged, nothing stops
         self.active = False
         self.prompt: Prompt | None = None
         self.remote = False  # somebody can answer over the channel
         self.say = say
+        self.how_to_answer: Callable[[], str | None] = lambda: None  # where no prompt is: said with a pause
         self.on_event: list[Callable[[dict[str, Any]], None]] = []
+        self.kinds: dict[str, int] = {}  # of findings that stop the run -> how often they did
         self.when: list[tuple[str, Callable[[Stop], Any]]] = []  # the user's own functions
         self._unit: str | None = None  # stop at the next layer or step
         self._wanted: str | None = None  # a pause that somebody asked for, and why
@@ -110,7 +116,7 @@ class Gate:
         if not self.pausing and self._unit is None and self._wanted is None:
             self.say(f"{stop.title()}: {'; '.join(reasons)} (logged; pause_on_condition is false)")
             return
-        if self.prompt is None and not self.remote:
+        if not self.answered():
             if not self._said_nobody:
                 self._said_nobody = True
                 self.say(
@@ -137,7 +143,8 @@ class Gate:
                 if self.prompt is not None:
                     self.prompt(self, stop, reasons)
                 else:
-                    self.say(f"paused at {stop.title()}: {'; '.join(reasons)}")
+                    how = self.how_to_answer()
+                    self.say(f"paused at {stop.title()}: {'; '.join(reasons)}" + (f"; {how}" if how else ""))
                 while not self._open.is_set():
                     self.work(TICK_S)
             finally:
@@ -199,12 +206,16 @@ class Gate:
         self._reconsider()
         self._open.set()
 
-    def pause(self, why: str = "asked for") -> None:
+    def pause(self, why: str | None = None) -> None:
         """At the next layer, forward or backward, or the next step."""
         if self.paused:
             raise NotPaused("the run is paused already")
-        self._wanted = f"pause {why}"
+        self._wanted = why or "pause asked for"
         self._reconsider()
+
+    def answered(self) -> bool:
+        """Whether anybody could let a held training go on."""
+        return self.prompt is not None or self.remote
 
     def stop_each(self, unit: str) -> None:
         """From the very start: the first layer or step."""
@@ -233,12 +244,25 @@ class Gate:
         self.when.append((name or str(getattr(function, "__name__", "condition")), function))
         self._reconsider()
 
+    def break_on(self, kind: str) -> None:
+        """Stop when this is found: what the gate can see by itself at the update, the rest when it is reported."""
+        self.kinds[kind] = 0
+        self._reconsider()
+
+    def found(self, kind: str, summary: str) -> None:
+        """Somebody has found something: stop if it was asked for."""
+        if kind in self.kinds and not self.paused:
+            self.kinds[kind] += 1
+            if self.kinds[kind] == 1:
+                self.pause(f"{kind}: {summary}")
+
     def _must_be_paused(self) -> None:
         if not self.paused:
             raise NotPaused("the run is not paused")
 
     def _reconsider(self) -> None:
-        self.active = bool(self._unit or self._wanted or self.when or self.breakpoints.any_enabled)
+        asked = self._unit or self._wanted or self.when or self.kinds
+        self.active = bool(asked) or self.breakpoints.any_enabled
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         for notice in list(self.on_event):

@@ -88,7 +88,7 @@ class TorchCapture:
         self.updates.on_update.append(self._report_overhead)
         self.watchers = [*start_watchers(self), Probes(self)]
         if options.gate is not None:
-            self.core.stops = Stops(self.core, self.passes._hook, options.gate)
+            self.core.stops = Stops(self.core, self.passes._hook, options.gate, self.updates.sweep)
         self._reported_at = time.monotonic()
         self._dispatch: float | None = None
         self._closed = False

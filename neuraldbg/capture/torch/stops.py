@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from neuraldbg.capture.torch.alarms import Alarms
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.frames import let_go
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.shown import shown_tensor
 from neuraldbg.capture.torch.stats import Measured, measurable, measure
+from neuraldbg.capture.torch.sweep import Sweep
 from neuraldbg.capture.torch.tree import Layer
 from neuraldbg.errors import UnknownLayer, UsageError
 from neuraldbg.records import Phase, SiteKind, Stop
@@ -30,6 +32,9 @@ class Gate(Protocol):
 
     active: bool
     breakpoints: Any
+    kinds: Any
+
+    def found(self, kind: str, summary: str) -> None: ...
 
     def watched(self, site: int, phase: Phase) -> list[Any]: ...
     def follows_layers(self) -> bool: ...
@@ -38,9 +43,13 @@ class Gate(Protocol):
 
 
 class Stops:
-    def __init__(self, core: Core, hook: Any, gate: Gate) -> None:
+    def __init__(self, core: Core, hook: Any, gate: Gate, sweep: Sweep) -> None:
         self.core = core
         self.gate = gate
+        self._sweep = sweep
+        self._alarms = Alarms()
+        sweep.keep_norms = sweep.keep_norms or bool(gate.kinds)
+        core.budget.always_watch = core.budget.always_watch or bool(gate.kinds)
         self._hook = hook
         self._names: tuple[int, Names] | None = None
         self._told_sync = False
@@ -94,15 +103,15 @@ class Stops:
         gate = self.gate
         forward, backward = gate.watched(layer.site, Phase.FORWARD), gate.watched(layer.site, Phase.BACKWARD)
         follow = gate.follows_layers()
+        known: dict[str, Any] = {"step": self.core.recorder.step, "execution_time": duration_ns / 1e9}
+        if one.grad and (backward or layer.leaf):  # a container's output is that of its last layer
+            self._watch_gradient(layer, module, values, known)
         if not (forward or backward or follow):
             return None
-        known: dict[str, Any] = {"step": self.core.recorder.step, "execution_time": duration_ns / 1e9}
         fill = partial(_fill_forward, known, module, values)
         if any(each.condition is not None for each in (*forward, *backward)):
             self._say_sync(values)
             fill()
-        if one.grad and (backward or (follow and layer.leaf)):  # a container's output is that of its last layer
-            self._watch_gradient(layer, module, values, known)
         if not (forward or follow):
             return None
         return self._stop(
@@ -149,10 +158,16 @@ class Stops:
         watched = list(
             {id(w): w for site in core.recorder.sites for w in self.gate.watched(site, Phase.UPDATE)}.values()
         )
+        if self.gate.kinds:
+            for kind, words in self._alarms.look(self._norms(), latest.get("loss")).items():
+                self.gate.found(kind, words)
         frame = core.recorder.frames.user_frame(2)
         stop = Stop(step, Phase.UPDATE, None, -1, known, frame=frame, source=self._line(frame))
         stop.describe = partial(self._describe, stop, None)
         return stop, watched
+
+    def _norms(self) -> dict[int, tuple[float, int, int]]:
+        return {site: (float(norm), count, dims) for site, (norm, count, dims) in self._sweep.norms.items()}
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,17 @@ class DebugCommand(click.Command):
 @click.option("--exploding-threshold", metavar="NORM", help="Gradient norm above which a layer explodes.")
 @click.option("--activation-threshold", metavar="X", help="Activation below which a unit counts as inactive.")
 @click.option("--alert-on-nan", is_flag=True, default=None, help="Stop before a NaN reaches the weights (exit code 6).")
+@click.option(
+    "--breakpoint",
+    "breakpoints",
+    metavar="LAYER",
+    multiple=True,
+    help="Stop at this layer; 'LAYER if CONDITION' stops when that holds (repeatable).",
+)
+@click.option(
+    "--break-on", metavar="KIND", multiple=True, help="Stop when this is found (vanishing_gradient, nan_loss, ...)."
+)
+@click.option("--step", is_flag=True, help="Stop at the first layer, to go on step by step.")
 @click.option("--arm-nan", metavar="STEP", type=int, help="Check every operation from this update on: names the line.")
 @click.option("--max-disk", metavar="SIZE", help="Most disk a run may take.  [default: 2GB]")
 @click.option("--export", metavar="FILE", help="Write the session as JSON when the run is over.")
@@ -125,8 +136,29 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             settings=_settings(config, options),
             alert_on_nan=config.alert_on_nan,
             arm_nan=options["arm_nan"],
+            breakpoints=options["breakpoints"],
+            break_on=_kinds(options["break_on"]),
+            step=options["step"],
+            breaking=config.breakpoints.enabled,
+            pausing=config.breakpoints.pause_on_condition,
+            prompt=None if config.headless else _prompt(),
         )
     )
+
+
+def _kinds(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    from neuraldbg.analysis.catalogue import named
+
+    return tuple(named(name).id for name in names)
+
+
+def _prompt() -> Any:
+    """Somebody at this terminal, if there is one."""
+    from neuraldbg.surfaces.terminal.prompt import TerminalPrompt, can_prompt
+
+    return TerminalPrompt() if can_prompt() else None
 
 
 def _settings(config: Config, options: dict[str, Any]) -> dict[str, Any]:

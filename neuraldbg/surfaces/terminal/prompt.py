@@ -1,0 +1,290 @@
+"""`(neural)`: what a breakpoint opens at the trainer's own terminal, as pdb does.
+
+It runs in the held training thread, so an expression sees the user's variables as they are. While nothing is typed, the
+page or a curl line may let the run go on just as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from neuraldbg.control.gate import Gate
+from neuraldbg.errors import NeuralDbgError, NotPaused
+from neuraldbg.records import Stop
+from neuraldbg.surfaces.terminal.tensor_picture import tensor_lines
+
+PROMPT = "(neural) "
+HELP = """\
+c            continue                    n            run to the next layer
+s            run to the next step        q            leave the training, as Ctrl-C does
+b            list breakpoints            b LAYER [if CONDITION]   stop there from now on
+d ID|LAYER   delete a breakpoint         on ID / off ID           switch one
+l [PATTERN]  layers                      v            values of this layer
+t [LAYER] [KIND] [SLICE]   a tensor: output, input, gradient, weight, bias, weight.grad
+p EXPR       any Python, in the frame that is held (input, output, gradient are there too)
+w            why: what is known to be wrong so far"""
+
+
+class TerminalPrompt:
+    """`why` makes the text of the diagnosis so far."""
+
+    def __init__(self, why: Callable[[], str] | None = None, out: TextIO | None = None) -> None:
+        self._why = why
+        self._out = out or sys.stderr
+        self._last = ""
+
+    def __call__(self, gate: Gate, stop: Stop, reasons: list[str]) -> None:
+        self._print(f"paused at {stop.title()}: {'; '.join(reasons)}")
+        with _completion(lambda: self._names(gate)):
+            while not gate.open:
+                line = self._line(gate)
+                if line is None:
+                    self._print(
+                        "continued from elsewhere" if gate.open else "nobody is here any more: training goes on"
+                    )
+                    if not gate.open:
+                        gate.resume()
+                    return
+                self._do(line or self._last, gate, stop)
+
+    def _left(self, gate: Gate) -> None:
+        if gate.open:
+            self._print("continued from elsewhere")
+        else:
+            self._print("the terminal is gone: training goes on")
+            gate.resume()
+
+    def _do(self, line: str, gate: Gate, stop: Stop) -> None:
+        word, _, rest = line.strip().partition(" ")
+        rest = rest.strip()
+        act = _ACTS.get(word)
+        if not word:
+            return
+        self._last = word if word in ("n", "s") else ""
+        if act is None:
+            self._print(f"no command {word!r}: h lists them; p {line} evaluates it as Python")
+            return
+        try:
+            act(self, gate, stop, rest)
+        except NeuralDbgError as error:
+            self._print(str(error))
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def _continue(self, gate: Gate, _: Stop, __: str) -> None:
+        gate.resume()
+
+    def _next(self, gate: Gate, _: Stop, __: str) -> None:
+        gate.step("layer")
+
+    def _step(self, gate: Gate, _: Stop, __: str) -> None:
+        gate.step("step")
+
+    def _quit(self, gate: Gate, _: Stop, __: str) -> None:
+        gate.abort()
+
+    def _help(self, _: Gate, __: Stop, ___: str) -> None:
+        self._print(HELP)
+
+    def _break(self, gate: Gate, _: Stop, rest: str) -> None:
+        if rest:
+            layer, _sign, condition = rest.partition(" if ")
+            one = gate.breakpoints.add(layer.strip(), condition.strip() or None)
+            self._print(f"breakpoint {one.id} at {', '.join(one.layers) or one.spec.layer} ({one.as_dict()['phase']})")
+            return
+        every = gate.breakpoints.all()
+        if not every:
+            self._print("no breakpoints; b LAYER [if CONDITION] makes one")
+        for one in every:
+            state = "on " if one.spec.enabled else "off"
+            when = f" if {one.spec.condition}" if one.spec.condition else ""
+            self._print(f"{one.id:>3} {state} {one.spec.layer}{when}  hits {one.hit_count}" + _failure(one.failed))
+
+    def _delete(self, gate: Gate, _: Stop, rest: str) -> None:
+        removed = gate.breakpoints.remove(int(rest) if rest.isdigit() else rest)
+        self._print(f"deleted {', '.join(str(one.id) for one in removed)}")
+
+    def _on(self, gate: Gate, _: Stop, rest: str) -> None:
+        gate.breakpoints.change(int(rest) if rest.isdigit() else rest, enabled=True)
+
+    def _off(self, gate: Gate, _: Stop, rest: str) -> None:
+        gate.breakpoints.change(int(rest) if rest.isdigit() else rest, enabled=False)
+
+    def _layers(self, gate: Gate, stop: Stop, rest: str) -> None:
+        wanted = self._names(gate, rest or "*")
+        for name in wanted:
+            self._print(f"{'->' if name == stop.layer else '  '} {name}")
+        if not wanted:
+            self._print(f"no layer {rest!r}")
+
+    def _values(self, _: Gate, stop: Stop, __: str) -> None:
+        for name, value in stop.values.items():
+            self._print(f"{name:>16} {'-' if value is None else f'{value:.6g}' if isinstance(value, float) else value}")
+
+    def _tensor(self, gate: Gate, stop: Stop, rest: str) -> None:
+        if stop.describe is None:
+            raise NotPaused("no tensors can be read here")
+        words = rest.split()
+        names = self._names(gate)
+        layer = words.pop(0) if words and (words[0] in names or words[0] not in _KINDS) else None
+        kind = words.pop(0) if words else ("weight" if layer not in (None, stop.layer) else _first_kind(stop))
+        for line in tensor_lines(stop.describe(kind, layer, " ".join(words) or None)):
+            self._print(line)
+
+    def _print_value(self, _: Gate, stop: Stop, rest: str) -> None:
+        """Full Python: it is the user's own terminal and process."""
+        frame = stop.frame
+        scope = {} if frame is None else {**frame.f_globals, **frame.f_locals}
+        try:
+            self._print(repr(eval(rest, {**scope, **stop.tensors()})))
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            self._print(f"{type(error).__name__}: {error}")
+
+    def _tell_why(self, _: Gate, __: Stop, ___: str) -> None:
+        self._print("nothing is recorded that could be judged" if self._why is None else self._why())
+
+    # -- reading and writing -------------------------------------------------------------------------------------------
+
+    def _names(self, gate: Gate, pattern: str = "*") -> list[str]:
+        resolve = gate.breakpoints.resolve
+        return [] if resolve is None else list(dict.fromkeys(resolve(pattern).values()))
+
+    def _line(self, gate: Gate) -> str | None:
+        """What is typed; None when the gate was opened elsewhere or the terminal is gone."""
+        plain = not (sys.stdin.isatty() and sys.stdout.isatty())
+        if plain:
+            print(PROMPT, end="", file=self._out, flush=True)
+        else:
+            print(PROMPT, end="", flush=True)
+        if not self._wait_for_key(gate):
+            return None
+        if not plain:
+            print("\r", end="", flush=True)
+        try:
+            return input("" if plain else PROMPT)
+        except EOFError:
+            return None
+
+    def _wait_for_key(self, gate: Gate) -> bool:
+        """Serves requests until a key is pressed: from then on the line editor has the terminal."""
+        with _single_keys():
+            while not gate.open:
+                if select.select([sys.stdin], [], [], 0.1)[0]:
+                    return True
+                gate.work(0)
+        return False
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+_KINDS = ("output", "input", "gradient", "weight", "bias", "weight.grad", "bias.grad")
+_ACTS: dict[str, Callable[[TerminalPrompt, Gate, Stop, str], None]] = {
+    "c": TerminalPrompt._continue,
+    "continue": TerminalPrompt._continue,
+    "n": TerminalPrompt._next,
+    "next": TerminalPrompt._next,
+    "s": TerminalPrompt._step,
+    "step": TerminalPrompt._step,
+    "q": TerminalPrompt._quit,
+    "quit": TerminalPrompt._quit,
+    "b": TerminalPrompt._break,
+    "break": TerminalPrompt._break,
+    "d": TerminalPrompt._delete,
+    "on": TerminalPrompt._on,
+    "off": TerminalPrompt._off,
+    "l": TerminalPrompt._layers,
+    "layers": TerminalPrompt._layers,
+    "v": TerminalPrompt._values,
+    "t": TerminalPrompt._tensor,
+    "p": TerminalPrompt._print_value,
+    "w": TerminalPrompt._tell_why,
+    "why": TerminalPrompt._tell_why,
+    "h": TerminalPrompt._help,
+    "help": TerminalPrompt._help,
+    "?": TerminalPrompt._help,
+}
+
+
+def can_prompt() -> bool:
+    """Somebody sits at this terminal, in the foreground."""
+    try:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False
+        return not hasattr(os, "tcgetpgrp") or os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _first_kind(stop: Stop) -> str:
+    found = stop.tensors()
+    return next((kind for kind in ("output", "gradient", "weight") if kind in found), "output")
+
+
+def _failure(why: str | None) -> str:
+    return f"  (off: {why})" if why else ""
+
+
+def _terminal_mode() -> list[Any] | None:
+    """None where there is no terminal to set."""
+    try:
+        import termios
+    except ImportError:
+        return None
+    try:
+        return termios.tcgetattr(sys.stdin.fileno())
+    except (termios.error, OSError, ValueError, AttributeError):
+        return None
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Let `select` see the first key of a line and not only its end. Nothing is read, so no key is lost."""
+    before = _terminal_mode()
+    if before is None:
+        yield
+        return
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    keys = [*before]
+    keys[3] = before[3] & ~(termios.ICANON | termios.ECHO)
+    termios.tcsetattr(descriptor, termios.TCSANOW, keys)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+@contextmanager
+def _completion(names: Callable[[], list[str]]) -> Iterator[None]:
+    """Commands and layer names on Tab; the user's own settings come back afterwards."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    before, delimiters = readline.get_completer(), readline.get_completer_delims()
+
+    def complete(text: str, state: int) -> str | None:
+        first = readline.get_begidx() == 0
+        found = [word for word in (sorted(_ACTS) if first else [*names(), *_KINDS]) if word.startswith(text)]
+        return found[state] if state < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" ")
+    with contextlib.suppress(OSError, ValueError):
+        readline.parse_and_bind("tab: complete")
+    try:
+        yield
+    finally:
+        readline.set_completer(before)
+        readline.set_completer_delims(delimiters)
