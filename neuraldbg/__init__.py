@@ -27,8 +27,17 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     value = getattr(import_module(_HOMES[name]), name)
+    if _HOMES[name] == "neuraldbg.session":
+        import_module("neuraldbg.session.watching").find_prompt = _prompt  # type: ignore[attr-defined]
     globals()[name] = value
     return value
+
+
+def _prompt() -> Any:
+    """Somebody at this terminal, if there is one: a session may not import surfaces itself."""
+    from neuraldbg.surfaces.terminal.prompt import TerminalPrompt, can_prompt
+
+    return TerminalPrompt() if can_prompt() else None
 
 
 def __dir__() -> list[str]:

@@ -176,7 +176,7 @@ class Breakpoint:
     once: bool = False
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Stop:
     """A place where a run can be held: a layer that has just run, forward or backward, or an update that was made."""
 
@@ -186,7 +186,7 @@ class Stop:
     site: int
     values: dict[str, Any]  # what conditions see; None: not known yet
     tensors: Callable[[], Mapping[str, Any]] = dict  # input, output, gradient, weight: while the run is held
-    describe: Callable[[str, str | None, str | None], dict[str, Any]] | None = None  # (kind, layer, slice) -> numbers
+    describe: Callable[[Stop, str, str | None, str | None], dict[str, Any]] | None = None  # (.., kind, layer, slice)
     fill: Callable[[], None] | None = None  # measures what nobody has asked for yet
     frame: Any = None  # the user's innermost frame
     source: str | None = None

@@ -80,7 +80,7 @@ class Verbs:
         def look(stop: Stop) -> dict[str, Any]:
             if stop.describe is None:
                 raise NotPaused("no tensors can be read here")
-            return stop.describe(str(given.get("kind") or "output"), given.get("layer"), given.get("slice"))
+            return stop.describe(stop, str(given.get("kind") or "output"), given.get("layer"), given.get("slice"))
 
         found: dict[str, Any] = self.gate.do(look)
         return found

@@ -98,15 +98,15 @@ def test_tensors_are_described_where_they_are(tmp_path: Path) -> None:
     def look(_: Gate, stop: Stop) -> None:
         assert stop.describe is not None
         for kind in ("input", "output", "weight"):
-            seen.append(stop.describe(kind, None, None))
-        seen.append(stop.describe("output", None, "0, :"))
-        seen.append(stop.describe("bias", "0", None))
+            seen.append(stop.describe(stop, kind, None, None))
+        seen.append(stop.describe(stop, "output", None, "0, :"))
+        seen.append(stop.describe(stop, "bias", "0", None))
         with pytest.raises(UsageError, match="there is"):
-            stop.describe("gradient", None, None)
+            stop.describe(stop, "gradient", None, None)
         with pytest.raises(UsageError, match="does not fit"):
-            stop.describe("output", None, "99")
+            stop.describe(stop, "output", None, "99")
         with pytest.raises(UsageError, match="no part of a slice"):
-            stop.describe("output", None, "__import__('os')")
+            stop.describe(stop, "output", None, "__import__('os')")
 
     with stopping(tmp_path, Visitor(look)) as gate:
         gate.breakpoints.add("2", once=True)

@@ -48,8 +48,8 @@ class Stops:
         self.gate = gate
         self._sweep = sweep
         self._alarms = Alarms()
-        sweep.keep_norms = sweep.keep_norms or bool(gate.kinds)
-        core.budget.always_watch = core.budget.always_watch or bool(gate.kinds)
+        if gate.kinds:
+            self.watch_norms()
         self._hook = hook
         self._names: tuple[int, Names] | None = None
         self._told_sync = False
@@ -59,6 +59,10 @@ class Stops:
         self._backward = guard.shield("a breakpoint in backward")(self._prepare_backward)
         self._updated = guard.shield("a breakpoint after an update")(self._prepare_update)
         core.take_part("pass_ended", "layers of breakpoints", self._pass_ended)
+
+    def watch_norms(self) -> None:
+        """From now on the gradient norms of every update are there when it is done."""
+        self._sweep.keep_norms = self.core.budget.always_watch = True
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -162,9 +166,8 @@ class Stops:
             for kind, words in self._alarms.look(self._norms(), latest.get("loss")).items():
                 self.gate.found(kind, words)
         frame = core.recorder.frames.user_frame(2)
-        stop = Stop(step, Phase.UPDATE, None, -1, known, frame=frame, source=self._line(frame))
-        stop.describe = partial(self._describe, stop, None)
-        return stop, watched
+        line = self._line(frame)
+        return Stop(step, Phase.UPDATE, None, -1, known, describe=self._describe, frame=frame, source=line), watched
 
     def _norms(self) -> dict[int, tuple[float, int, int]]:
         return {site: (float(norm), count, dims) for site, (norm, count, dims) in self._sweep.norms.items()}
@@ -176,10 +179,18 @@ class Stops:
     ) -> Stop:
         frame = self.core.recorder.frames.user_frame(3)
         name = self.names().canonical(layer.site)
-        stop = Stop(known["step"], phase, name, layer.site, known, frame=frame, source=self._line(frame), fill=fill)
-        stop.tensors = partial(_tensors, module, held)
-        stop.describe = partial(self._describe, stop, module)
-        return stop
+        return Stop(
+            known["step"],
+            phase,
+            name,
+            layer.site,
+            known,
+            partial(_tensors, module, held),
+            self._describe,
+            fill,
+            frame,
+            self._line(frame),
+        )
 
     def _line(self, frame: Any) -> str | None:
         return (
@@ -197,18 +208,14 @@ class Stops:
             self.core.budget.held(held)
             if stop.frame is not None:
                 let_go(stop.frame)
-            stop.frame = None
 
-    def _describe(
-        self, stop: Stop, module: nn.Module | None, kind: str, layer: str | None, part: str | None
-    ) -> dict[str, Any]:
+    def _describe(self, stop: Stop, kind: str, layer: str | None, part: str | None) -> dict[str, Any]:
         """A tensor in numbers; of another layer than the one that just ran only what it owns."""
-        here = layer is None
+        found = stop.tensors()
         if layer is not None:
             site = self.names().resolve(layer, prefer=SiteKind.MODULE)
-            here = site.id == stop.site
-            module = module if here else self._module(site.id)
-        found = stop.tensors() if here or module is None else _tensors(module, {})
+            module = None if site.id == stop.site else self._module(site.id)
+            found = found if module is None else _tensors(module, {})
         tensor = found.get(kind)
         if tensor is None:
             there = ", ".join(sorted(found)) or "nothing"

@@ -134,7 +134,7 @@ class TerminalPrompt:
         names = self._names(gate)
         layer = words.pop(0) if words and (words[0] in names or words[0] not in _KINDS) else None
         kind = words.pop(0) if words else ("weight" if layer not in (None, stop.layer) else _first_kind(stop))
-        for line in tensor_lines(stop.describe(kind, layer, " ".join(words) or None)):
+        for line in tensor_lines(stop.describe(stop, kind, layer, " ".join(words) or None)):
             self._print(line)
 
     def _print_value(self, _: Gate, stop: Stop, rest: str) -> None:

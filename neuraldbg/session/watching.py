@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from neuraldbg.analysis import gradients as judge
 from neuraldbg.analysis import inspection as look
-from neuraldbg.analysis.anomalies import Anomaly, AnomalyDetector, AnomalyWatch
-from neuraldbg.analysis.causality import Coupling, SemanticEvent
-from neuraldbg.analysis.evidence import Thresholds
-from neuraldbg.analysis.findings import strict
+from neuraldbg.analysis.catalogue import named
 from neuraldbg.analysis.results import (
-    CausalHypothesis,
     GradientHealthReport,
     GradientHistory,
     GradientRecord,
     LayerReport,
     StepRecord,
     TensorState,
-    Verdict,
 )
-from neuraldbg.analysis.summary import summarise
-from neuraldbg.analysis.why import Why
-from neuraldbg.config import load_config, parse_budget
+from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import refuse_namesake
+from neuraldbg.control.breakpoints import Breakpoints
+from neuraldbg.control.gate import Gate, Prompt
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
-from neuraldbg.records import RunInfo
+from neuraldbg.records import RunInfo, Stop
+from neuraldbg.session.reasons import Reasons
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
-from neuraldbg.trace.findings import write_findings
 from neuraldbg.trace.rundir import new_run_info
 
 RECENT = 64  # norms per layer that a gradient is compared with
@@ -44,7 +38,10 @@ REMEMBERED_STEPS = 100_000
 _WHAT = ("output", "input", "gradient")
 
 
-class NeuralDbg:
+find_prompt: Callable[[], Prompt | None] | None = None  # set by who may import surfaces
+
+
+class NeuralDbg(Reasons):
     """Watches training in this process.
 
     ```python
@@ -89,7 +86,7 @@ class NeuralDbg:
         self._closed = False
         self._began = 0.0
         self._iterated = 0  # steps at the last step_iteration()
-        self._unusual: AnomalyWatch | None = None
+        self._gate = Gate(say=lambda text: print(f"neuraldbg: {text}", file=sys.stderr, flush=True))
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -113,7 +110,9 @@ class NeuralDbg:
             recording=self._recording,
             on_layer=(self._ring.saw_layer,),
             on_gradient=(self._ring.saw_gradient,),
+            gate=self._gate,
         )
+        self._gate.prompt = None if find_prompt is None else find_prompt()
         self._capture = TorchCapture(lambda: writer, options)
         self._capture.updates.on_update.append(self._ring.step_done)
         self._capture.updates.sweep.keep_norms = True
@@ -295,72 +294,28 @@ class NeuralDbg:
         limits = {"vanishing": self._vanishing, "exploding": self._exploding}
         return look.gradient_health(self.trace, **limits)
 
-    # -- why ---------------------------------------------------------------------------------------------------------
+    # -- stopping ----------------------------------------------------------------------------------------------------
 
     @property
-    def _why(self) -> Why:
-        return Why(self.trace, self._limits)
+    def breakpoints(self) -> Breakpoints:
+        """`dbg.breakpoints.add("fc1", "grad_norm < 1e-6")`; a stop opens the prompt where somebody sits at a
+        terminal, and is only counted where nobody does."""
+        return self._gate.breakpoints
 
-    @property
-    def _limits(self) -> Thresholds:
-        return Thresholds(vanishing=self._vanishing, exploding=self._exploding)
+    def break_when(self, function: Callable[[Stop], Any]) -> None:
+        """Stop where a function of yours is true. It is called after every layer, forward and backward, and after
+        every update, with `.step`, `.phase`, `.layer`, `.values` and `.tensors()`."""
+        if not callable(function):
+            raise UsageError(f"break_when takes a function of a stop; got {type(function).__name__}")
+        self._gate.break_when(function)
 
-    def diagnose(self) -> Verdict:
-        """The state of the run in one sentence, with the findings behind it."""
-        summary = summarise(self.trace, alive=not self._closed, thresholds=self._limits)
-        write_findings(self.run_dir, [strict(one) for one in summary.findings])
-        return Verdict(summary.verdict.state, summary.verdict.headline, summary.findings)
-
-    def anomalies(self, detector: AnomalyDetector | None = None) -> list[Anomaly]:
-        """What is unusual in the updates so far, earliest first. A `detector` of your own looks at all of them; without
-        one, sensitivity and history are as configured, and each call looks only at what is new."""
-        trace, done = self.trace, None if self._closed else self.step - 1  # the current one is not over
-        if detector is not None:
-            own = AnomalyWatch(detector)
-            own.look(trace, through=done)
-            return list(own.found)
-        if self._unusual is None:
-            config = load_config()
-            self._unusual = AnomalyWatch(AnomalyDetector(config.anomaly_sensitivity, config.history.anomaly))
-        self._unusual.look(trace, through=done)
-        return list(self._unusual.found)
-
-    def explain_failure(self, type: str | None = None) -> list[CausalHypothesis]:
-        """Hypotheses for one sort of failure (`vanishing_gradients`, `exploding_gradients`, ..., or an id that
-        `neural explain` lists) or for all, most likely first; empty when there is none."""
-        return self._why.explain(type)
-
-    def get_root_causes(self) -> list[CausalHypothesis]:
-        """What is held to be the cause, most likely first; empty when nothing is wrong or nothing is proven."""
-        return self._why.explain()
-
-    def get_causal_hypotheses(self) -> list[CausalHypothesis]:
-        """Every hypothesis about what is wrong, most likely first."""
-        return self._why.explain()
-
-    def trace_causal_chain(self, type: str | None = None) -> list[str]:
-        """What came first and what it led to, earliest first, for a sort of failure; empty when it did not happen."""
-        return self._why.chain(type)
-
-    def get_events(self) -> list[SemanticEvent]:
-        """Changes of state that were seen (gradients vanish, activations die, the loss diverges), earliest first."""
-        return self._why.events
-
-    def detect_coupled_failures(self, window: int = 5) -> list[Coupling]:
-        """Failures of different sorts that began within `window` steps of each other."""
-        return self._why.coupled(window)
-
-    def export_mermaid_causal_graph(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The causal graph in Mermaid's language; written to `path` where one is given."""
-        graph = self._why.mermaid()
-        if path is not None:
-            Path(path).write_text(graph, encoding="utf-8")
-        return graph
-
-    def export_aquarium_package(self, path: str | os.PathLike[str]) -> Path:
-        """Events, hypotheses, couplings, first failure and losses as one JSON file."""
-        Path(path).write_text(json.dumps(strict(self._why.package()), indent=1), encoding="utf-8")
-        return Path(path)
+    def break_on(self, kind: str) -> None:
+        """Stop when this is found: gradients and losses at the very update, any other id of `neural explain` when
+        `diagnose()` finds it."""
+        known = named(kind).id
+        self._gate.break_on(known)
+        if self._capture is not None:
+            self._capture.core.stops.watch_norms()
 
     def register_composite_hook(self, module: Any) -> None:
         """Watch a container as a whole too: the statistics of what it hands out and of their gradient."""
