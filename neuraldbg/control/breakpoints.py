@@ -187,11 +187,12 @@ class Breakpoints:
 
     def _must_exist(self, name: str) -> None:
         """Once the layers are known a name that means none of them is refused. Before, it is taken as it is."""
-        if self.resolve is not None and not self.resolve(name):
-            raise self.unknown(name)
-
-    def unknown(self, name: str) -> Exception:
-        return UnknownBreakpoint(f"no layer {name!r} in this run")
+        if self.resolve is None or self.resolve(name):
+            return
+        known = self.resolve("*").values()
+        near = nearest(name, known)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(list(known)[:8])}"
+        raise UnknownBreakpoint(f"no layer {name!r} in this run; {hint}")
 
     def _found(self, which: int | str) -> list[Watched]:
         found = [one for one in self._all.values() if which in (one.id, one.spec.layer)]

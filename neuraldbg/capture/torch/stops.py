@@ -54,6 +54,7 @@ class Stops:
         self._names: tuple[int, Names] | None = None
         self._told_sync = False
         self._ready = False
+        self._told_lost: set[int] = set()
         guard = core.guard
         self._forward = guard.shield("a breakpoint")(self._prepare)
         self._backward = guard.shield("a breakpoint in backward")(self._prepare_backward)
@@ -84,11 +85,16 @@ class Stops:
             self._ready = True
             self.gate.breakpoints.resolve = self.resolve
             for lost in self.gate.breakpoints.settle():
-                self.gate.say(f"breakpoint {lost.id}: {UnknownLayer(lost.spec.layer, self._all_names())}")
+                if lost.id not in self._told_lost:
+                    self._told_lost.add(lost.id)
+                    self.gate.say(f"breakpoint {lost.id}: {self._why_lost(lost.spec.layer)}")
 
-    def _all_names(self) -> list[str]:
-        names = self.names()
-        return [names.canonical(site) for site in self.core.recorder.sites.values() if site.kind is SiteKind.MODULE]
+    def _why_lost(self, name: str) -> str:
+        try:
+            site = self.names().resolve(name)
+        except UnknownLayer as error:
+            return str(error)
+        return f"{name!r} is no layer but a {site.kind.value}"
 
     # -- a layer -------------------------------------------------------------------------------------------------------
 

@@ -141,6 +141,7 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             step=options["step"],
             breaking=config.breakpoints.enabled,
             pausing=config.breakpoints.pause_on_condition,
+            serve=not config.headless and config.dashboard.enabled,
             prompt=None if config.headless else _prompt(),
         )
     )

@@ -1,0 +1,173 @@
+"""The prompt at a breakpoint: a real script, a real terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import AS_SCRIPT, environment
+
+from neuraldbg.control.channel import channel
+
+pty = pytest.importorskip("pty")
+SCRIPT = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    batch = torch.randn(16, 4)
+    loss = (model(batch) ** 2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+print("done", loss.item().hex())
+"""
+PATIENCE_S = 90
+
+
+class Terminal:
+    """A person who waits for a word and then types."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        (folder / "train.py").write_text(SCRIPT)
+        self.folder = folder
+        self.seen = ""
+        self._at = 0
+        ours, theirs = pty.openpty()
+        self._fd = ours
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", AS_SCRIPT, "--no-animations", "debug", *words, "train.py"],
+            cwd=folder, env=environment(TERM="xterm", COLUMNS="100"), stdin=theirs, stdout=theirs, stderr=theirs,
+            start_new_session=True, preexec_fn=_own_terminal,
+        )  # fmt: skip
+        os.close(theirs)
+
+    def until(self, word: str) -> str:
+        """What came up to a word that was not there before."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            found = re.search(word, self.seen[self._at :])
+            if found is not None:
+                text = self.seen[self._at : self._at + found.end()]
+                self._at += found.end()
+                return text
+            assert time.monotonic() < end, f"no {word!r} in {self.seen!r}"
+            if select.select([self._fd], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self._fd, 65536).decode(errors="replace").replace("\r", "")
+                except OSError:
+                    assert word in self.seen[self._at :], self.seen
+
+    def type(self, line: str) -> None:
+        os.write(self._fd, line.encode() + b"\n")
+
+    def ask(self, line: str, answer: str) -> None:
+        self.type(line)
+        self.until(re.escape(answer))
+
+    def end(self) -> int:
+        while self.process.poll() is None:
+            try:
+                if select.select([self._fd], [], [], 0.2)[0]:
+                    self.seen += os.read(self._fd, 65536).decode(errors="replace").replace("\r", "")
+            except OSError:
+                break
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._fd)
+
+
+def _own_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    made = Terminal(tmp_path, *request.param)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def breaking(*words: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("terminal", [words], indirect=True, ids=[" ".join(words)])
+
+
+@breaking("--breakpoint", "Dense_2 if step == 2")
+def test_a_breakpoint_opens_the_prompt_and_everything_can_be_asked_there(terminal: Terminal) -> None:
+    opened = terminal.until(r"\(neural\) ")
+    assert "paused at 2 forward, step 2, train.py:9: breakpoint 1 (step == 2)" in opened
+    terminal.ask("l", "-> 2")
+    terminal.ask("p batch.shape, step", "(torch.Size([16, 4]), 2)")
+    terminal.ask("p 1 / 0", "ZeroDivisionError")
+    terminal.ask("t", "output of 2: 16x1 float32 on cpu")
+    terminal.ask("t 0 weight", "weight of 0: 8x4")
+    terminal.ask("v", "mean_activation")
+    terminal.ask("x", "no command 'x'")
+    terminal.ask("b 0 if grad_nrom > 1", "did you mean grad_norm")
+    terminal.ask("b 0 if grad_norm >= 0", "breakpoint 2 at 0 (backward)")
+    terminal.ask("b", "hits 1")
+    terminal.ask("d 2", "deleted 2")
+    terminal.ask("n", "paused at model forward")
+    terminal.ask("n", "paused at 2 backward")
+    terminal.ask("", "paused at 1 backward")
+    terminal.ask("s", "after the update, step 2")
+    terminal.type("c")
+    assert terminal.end() == 0
+    plain = subprocess.run(
+        [sys.executable, "train.py"], cwd=terminal.folder, capture_output=True, text=True, check=True
+    )
+    assert plain.stdout.strip() in terminal.seen
+
+
+@breaking("--step")
+def test_q_leaves_as_an_interrupt_does(terminal: Terminal) -> None:
+    assert "paused at 0 forward, step 0" in terminal.until(r"\(neural\) ")
+    terminal.type("q")
+    assert terminal.end() == -signal.SIGINT
+    assert "done" not in terminal.seen
+
+
+@breaking("--breakpoint", "0")
+def test_ctrl_c_while_paused_ends_the_script(terminal: Terminal) -> None:
+    terminal.until(r"\(neural\) ")
+    os.killpg(os.getpgid(terminal.process.pid), signal.SIGINT)
+    assert terminal.end() == -signal.SIGINT
+    assert "KeyboardInterrupt" in terminal.seen
+
+
+@breaking("--break-on", "vanishing-gradient", "--breakpoint", "Dense_9")
+def test_names_that_mean_nothing_are_told(terminal: Terminal) -> None:
+    assert terminal.end() == 0
+    assert "no layer 'Dense_9' in this run; did you mean" in terminal.seen
+
+
+@breaking("--breakpoint", "0 if step == 1")
+def test_somebody_else_may_let_it_go_on(terminal: Terminal) -> None:
+    terminal.until(r"\(neural\) ")
+    [run] = (terminal.folder / "neuraldbg_runs").iterdir()
+    with channel(run) as line:
+        assert line.call("state")["layer"] == "0"
+        assert line.call("tensor", kind="output")["shape"] == [16, 8]
+        line.call("continue")
+    assert terminal.end() == 0
+    assert "continued from elsewhere" in terminal.seen
