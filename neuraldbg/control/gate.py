@@ -127,9 +127,9 @@ class Gate:
             return
         for one in hit:
             one.trigger_count += 1
-        self._hold(stop, reasons)
+        self.hold(stop, reasons)
 
-    def _hold(self, stop: Stop, reasons: list[str]) -> None:
+    def hold(self, stop: Stop, reasons: list[str]) -> None:
         """Blocks this thread until somebody opens the gate."""
         with self._one_at_a_time:
             self._unit = self._wanted = None

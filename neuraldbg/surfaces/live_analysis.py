@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuraldbg.errors import NeuralDbgError
+from neuraldbg.control.channel import channel
+from neuraldbg.errors import ChannelError, NeuralDbgError
 
 if TYPE_CHECKING:
     from neuraldbg.analysis.anomalies import AnomalyWatch
@@ -38,6 +39,7 @@ class LiveAnalysis:
         self._trace: Trace | None = None
         self._told: dict[str, Mapping[str, Any]] = {}
         self._seen: set[str] = set()  # ids of the last look
+        self._broken_on: set[str] = set()  # kinds that the trainer was told of
 
     def wait_s(self) -> float:
         """Until the next look is due; 0 when it is."""
@@ -74,8 +76,21 @@ class LiveAnalysis:
         if write_findings(self.run_dir, findings):
             self._told = {one["id"]: one for one in findings}
         self.headline = _headline(findings)
+        self._tell_trainer(findings)
         self.watch = self.watch or watch_of(self._trace)
         self.watch.look(self._trace, through=settled_step(self._trace))
+
+    def _tell_trainer(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """What --break-on asked for stops the run at its next step."""
+        assert self._trace is not None
+        wanted = set(self._trace.run.settings.get("break_on") or ()) - self._broken_on
+        for one in (one for one in findings if one["kind"] in wanted):
+            self._broken_on.add(one["kind"])
+            try:
+                with channel(self.run_dir) as line:
+                    line.call("found", kind=one["kind"], summary=one["summary"])
+            except ChannelError:
+                return  # no trainer, or one that cannot be held
 
     def _confirmed(self, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """A warning must be found by two looks in a row: one alone may have fallen into the middle of a step."""

@@ -3,7 +3,8 @@ outside, and looks at nothing while that gate has nothing to stop at."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -39,6 +40,8 @@ class Gate(Protocol):
     def watched(self, site: int, phase: Phase) -> list[Any]: ...
     def follows_layers(self) -> bool: ...
     def reached(self, stop: Stop, watched: list[Any]) -> None: ...
+    def hold(self, stop: Stop, reasons: list[str]) -> None: ...
+    def answered(self) -> bool: ...
     def say(self, text: str, /) -> None: ...
 
 
@@ -175,6 +178,16 @@ class Stops:
         line = self._line(frame)
         return Stop(step, Phase.UPDATE, None, -1, known, describe=self._describe, frame=frame, source=line), watched
 
+    def hold(self, reason: str) -> None:
+        """Right here, whatever the breakpoints say."""
+        recorder = self.core.recorder
+        frame = recorder.frames.user_frame(2)
+        known = {"step": recorder.step, "loss": recorder.latest.get("loss")}
+        line = self._line(frame)
+        stop = Stop(recorder.step, Phase.UPDATE, None, -1, known, describe=self._describe, frame=frame, source=line)
+        with self._held(stop):
+            self.gate.hold(stop, [reason])
+
     def _norms(self) -> dict[int, tuple[float, int, int]]:
         return {site: (float(norm), count, dims) for site, (norm, count, dims) in self._sweep.norms.items()}
 
@@ -204,10 +217,16 @@ class Stops:
         )
 
     def _reach(self, stop: Stop, watched: list[Any]) -> None:
-        """Outside of every shield: the user's own state, and an abort goes through. Held time is nobody's."""
+        """Outside of every shield: the user's own state, and an abort goes through."""
+        with self._held(stop):
+            self.gate.reached(stop, watched)
+
+    @contextmanager
+    def _held(self, stop: Stop) -> Iterator[None]:
+        """The time that passes inside is neither the training's nor ours."""
         begin = now_ns()
         try:
-            self.gate.reached(stop, watched)
+            yield
         finally:
             held = now_ns() - begin
             self.core.own_ns += held

@@ -171,7 +171,8 @@ def _settings(config: Config, options: dict[str, Any]) -> dict[str, Any]:
     keys = {"anomaly_sensitivity": "anomaly_sensitivity", "anomaly_history": "history.anomaly"}
     settings |= {name: value for name, value in dial.items() if config.origin(keys[name]) != "default"}
     focus = [name for name in ("gradients", "dead_neurons", "anomalies") if options[name]]
-    return {**settings, **({"focus": focus} if focus else {})}
+    kinds = list(_kinds(options["break_on"]))
+    return {**settings, **({"focus": focus} if focus else {}), **({"break_on": kinds} if kinds else {})}
 
 
 def _check_writable(path: Path) -> None:

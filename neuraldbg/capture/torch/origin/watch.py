@@ -223,8 +223,17 @@ class OriginWatch:
             if self._mode is not None and answer.method == "armed":
                 self._disarm()
             core.budget.set_aside(now_ns() - began_ns)
-        if self.stop:
+        if self.stop and not self._answered(what, step, place):
             raise StoppedOnNaN(what, step, place)
+
+    def _answered(self, what: str, step: int, place: str | None) -> bool:
+        """Where somebody can answer, the run is held instead, once, before the update; whoever goes on wants to."""
+        stops = self.core.stops
+        if stops is None or not stops.gate.answered():
+            return False
+        self.stop = False
+        stops.hold(str(StoppedOnNaN(what, step, place)))
+        return True
 
     def _write(self, answer: Answer, seconds: float, loss: Tensor | None) -> str | None:
         recorder = self.core.recorder
