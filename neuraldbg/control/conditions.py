@@ -62,22 +62,17 @@ FUNCTIONS: dict[str, Callable[[float], Any]] = {
     "abs": abs,
     "log10": _log10,
 }
-_GLOBALS = {"__builtins__": {}, **{f"_{name}": function for name, function in FUNCTIONS.items()}}
+_GLOBALS = {"__builtins__": {}, "_missing": KeyError, **{f"_{name}": function for name, function in FUNCTIONS.items()}}
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     text: str
     keys: frozenset[str]
-    holds: Callable[[Values], Any]  # of values that have all the keys
-
-    def known(self, values: Values) -> bool:
-        """Whether everything it names has a value by now."""
-        return all(values.get(key) is not None for key in self.keys)
+    holds: Callable[[Values], bool]  # False where something it names is not known; may raise an ArithmeticError
 
     def __call__(self, values: Values) -> bool:
-        """False where something it names is not known. May raise an ArithmeticError."""
-        return self.known(values) and bool(self.holds(values))
+        return self.holds(values)
 
 
 def parse_condition(text: str, keys: Iterable[str] | None = None) -> Condition:
@@ -96,7 +91,7 @@ def parse_condition(text: str, keys: Iterable[str] | None = None) -> Condition:
         raise ConditionError(f"too long: at most {MOST_NODES} parts", text, 0)
     reader = _Reader(text, None if keys is None else tuple(keys))
     body = reader.read(tree.body, 0)
-    return Condition(text, frozenset(reader.used), _compiled(body))
+    return Condition(text, frozenset(reader.used), _compiled(body, reader.used))
 
 
 class _Reader:
@@ -105,7 +100,7 @@ class _Reader:
     def __init__(self, text: str, keys: tuple[str, ...] | None) -> None:
         self.text = text
         self.keys = keys
-        self.used: set[str] = set()
+        self.used: dict[str, str] = {}  # key -> the variable that holds its value
 
     def refuse(self, node: ast.AST, why: str) -> ConditionError:
         return ConditionError(why, self.text, getattr(node, "col_offset", 0))
@@ -163,8 +158,7 @@ class _Reader:
             raise self.refuse(node, f"no value {key!r}; {hint}")
         if not key.isidentifier() or key.startswith("__"):
             raise self.refuse(node, f"{key!r} is no name of a value")
-        self.used.add(key)
-        return ast.Subscript(ast.Name("d", ast.Load()), ast.Constant(key), ast.Load())
+        return ast.Name(self.used.setdefault(key, f"v{len(self.used)}"), ast.Load())
 
     def call(self, node: ast.Call, depth: int) -> ast.expr:
         match node.func:
@@ -181,9 +175,19 @@ class _Reader:
         return ast.Call(ast.Name(f"_{name}", ast.Load()), [self.read(node.args[0], depth)], [])
 
 
-def _compiled(body: ast.expr) -> Callable[[Values], Any]:
-    given = ast.arguments(posonlyargs=[], args=[ast.arg("d")], kwonlyargs=[], kw_defaults=[], defaults=[])
-    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(given, body)))
-    whole = compile(tree, "<condition>", "eval")
+def _compiled(body: ast.expr, keys: Mapping[str, str]) -> Callable[[Values], bool]:
+    """One function that fetches the values, looks whether all are known, and judges: a second call would cost as much
+    again."""
+    lines = ["def holds(d):", " try:", *(f"  {name} = d[{key!r}]" for key, name in keys.items()), "  pass"]
+    lines += [" except _missing:", "  return False"]
+    lines += [f" if {name} is None: return False" for name in keys.values()]
+    tree = ast.parse("\n".join([*lines, " return True if None else False"]))
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    last = function.body[-1]
+    assert isinstance(last, ast.Return)
+    assert isinstance(last.value, ast.IfExp)
+    last.value.test = body
+    whole = compile(ast.fix_missing_locations(tree), "<condition>", "exec")
     code = next(each for each in whole.co_consts if isinstance(each, CodeType))
     return FunctionType(code, dict(_GLOBALS))

@@ -97,7 +97,7 @@ class Gate:
         if one.condition is None:
             return True
         try:
-            return one.condition(stop.values)
+            return one.condition.holds(stop.values)
         except Exception as error:  # noqa: BLE001  the condition is the user's
             self.breakpoints.fail(one, f"{type(error).__name__}: {error}")
             self.say(f"breakpoint {one.id} is off: its condition {one.spec.condition!r} raised {one.failed}")
