@@ -20,6 +20,7 @@ from neuraldbg.capture.torch.origin.localiser import Localiser
 from neuraldbg.capture.torch.origin.search import Held, Search
 from neuraldbg.capture.torch.origin.values import not_finite
 from neuraldbg.capture.torch.passes import Pass
+from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.errors import StoppedOnNaN
 
@@ -150,7 +151,7 @@ class OriginWatch:
         """The first and the last parameter: a NaN flows back to everything before it, and models are written down
         either way round. Large ones (embeddings) give way to a small neighbour."""
         self._measure_start(optimizer)
-        all_of_it = [p for p in owned(optimizer) if p.grad is not None and p.grad.layout == torch.strided]
+        all_of_it = [p for p in owned(optimizer) if p.grad is not None and measurable(p.grad)]
         chosen = [_handy(end) for end in (all_of_it[:NEAR], all_of_it[: -NEAR - 1 : -1]) if end]
         probes = self._probes[optimizer] = [weakref.ref(p) for p in {id(p): p for p in chosen}.values()]
         return probes
@@ -284,4 +285,5 @@ def _norm(parameter: Tensor) -> float:
 
 def _sum_is_bad(gradient: Tensor) -> bool:
     """2 us where nothing is wrong."""
-    return not math.isfinite(float(gradient.detach().sum())) and not_finite(gradient)
+    values = gradient.detach() if gradient.layout == torch.strided else plain(gradient, widen=False)
+    return not math.isfinite(float(values.sum())) and not_finite(gradient)
