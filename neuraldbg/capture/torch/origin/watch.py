@@ -31,6 +31,8 @@ SEARCHES = 2  # the first, and one more when that one did not find the operation
 NEAR = 4  # parameters among which a small one is looked for when the first is large
 HANDY = 2**16  # elements
 GROWN = 100.0  # weights that have grown so much since the start diverge: whatever overflows then is a consequence
+OVERDUE = 2  # backwards more than usual without an update
+LOOKED_AT = 64  # of those whose gradients are looked at
 ARMED_UPDATES = 50  # after which an armed search gives up
 
 
@@ -47,6 +49,9 @@ class OriginWatch:
         self._source = -1
         self._factor: float | None = None
         self._loss_bad_at = -1
+        self._skips = False
+        self._by_scaler = False  # torch's GradScaler made this loss larger
+        self._since, self._most = 0, 0  # backwards since the last update, and the most there were before one
         self._probes: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()
         self._start: IdentityTable[float] = IdentityTable()  # parameter -> norm before its first update
         self._arm_at = capture.options.arm_step
@@ -83,6 +88,7 @@ class OriginWatch:
         if loss is None or (not self.left and not self.stop):
             return
         self._source = source
+        self._by_scaler = loss in self.capture.backward._unscaled
         self.lines.learn(loss, source)
         if source not in self._places or self.core.recorder.step < FIRST_UPDATES:
             self._places[source] = steep_places(loss)
@@ -108,10 +114,14 @@ class OriginWatch:
 
     def _backward_done(self, _: Tensor | None) -> None:
         updates = self.capture.updates
-        if self.left and not len(updates.optimizers) and not len(updates.unnamed):
+        self._since += 1
+        unclaimed = not len(updates.optimizers) and not len(updates.unnamed)
+        overdue = not unclaimed and self._since > self._most + OVERDUE
+        if self.left and (unclaimed or (overdue and self._since <= self._most + LOOKED_AT)):
             first = next((p for _, p in self.core.tree.trainable() if p.grad is not None), None)
             if first is not None and not first.is_cuda and not_finite(first.grad):
-                self._gradients_bad()
+                self._updates_skipped() if overdue else self._gradients_bad()
+        if unclaimed or overdue:
             self._held.clear()
 
     def _update_begun(self, optimizer: Any, _: Any) -> None:
@@ -131,6 +141,7 @@ class OriginWatch:
         self._held.clear()
 
     def _update_done(self, *_: Any) -> None:
+        self._most, self._since = max(self._most, self._since), 0
         if self._mode is not None:
             self._mode.forget()
             if self.core.recorder.step > (self._arm_at or 0) + ARMED_UPDATES:
@@ -190,6 +201,18 @@ class OriginWatch:
 
     # -- the search ---------------------------------------------------------------------------------------------------
 
+    def _updates_skipped(self) -> None:
+        """Bad gradients, and backwards without an update: the script looks at them itself and leaves updates out. Its
+        own business, so nothing stops here, and the searches are kept for later."""
+        if self._skips or self._by_scaler or self._loss_bad_at == self.core.recorder.step:
+            return
+        self._skips = True
+        left, stop, self.stop = self.left, self.stop, False
+        try:
+            self._gradients_bad()
+        finally:
+            self.left, self.stop = left, stop
+
     def _gradients_bad(self) -> None:
         if self._loss_bad_at == self.core.recorder.step:
             return  # said already
@@ -240,6 +263,7 @@ class OriginWatch:
             "growth": growth,
             "diverging": growth is not None and growth > GROWN and self._large(),
             "backward": self.core.backwards,
+            "update_skipped": self._skips and self._since > self._most + OVERDUE,
             "not_replayed": self.search.refused,
             "backward_source": recorder.line_of_source(self._source),
             "saved_batch": saved,
