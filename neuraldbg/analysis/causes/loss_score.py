@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from keyword import iskeyword
 
-from neuraldbg.analysis.causes.loop_reading import Fact, text_at
+from neuraldbg.analysis.causes.loop_reading import Fact, anywhere, text_at
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
@@ -14,6 +14,9 @@ _WANTED = re.compile(  # what people call a number that should become large
     r"^(r|ret|rets|rew|rews|adv|advs|gae|gaes|G|R|A)$|reward|return|advantage|payoff|utility|^adv_|_adv$|_ret$|_rew$",
 )
 _UNWANTED = re.compile(r"cost|loss|regret|penalt|error|energy|distance|nll", re.IGNORECASE)
+_MADE_SMALL = re.compile(  # a script with such words may call a reward what it wants small
+    r"\btour|\bcosts?\b|_costs?\b|\bcost_|latency|makespan|regret|minimi[sz]", re.IGNORECASE
+)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 TOGETHER = 0.3  # correlation from which a variable is said to rise with the worth
 
@@ -28,9 +31,10 @@ def lowers_its_reward(evidence: Evidence) -> Iterator[Finding]:
         name = named or _on_the_line(text_at(evidence, source))
         if name is None or _falls_with_a_reward(constant):
             continue
+        small = anywhere(evidence, _MADE_SMALL)
         yield Finding(
             "loss_sign_flipped",
-            Severity.CRITICAL,
+            Severity.INFO if small else Severity.CRITICAL if named else Severity.WARNING,
             f"the log-probability times {name} enters the loss with a plus sign: what pays is made less likely",
             step=int(constant[0]["step"]),
             source=source or evidence.source(line),
@@ -40,7 +44,7 @@ def lowers_its_reward(evidence: Evidence) -> Iterator[Finding]:
                 "seen_at_steps": len(constant),
                 "text": text_at(evidence, source).strip()[:120],
             },
-            confidence=0.93 if named else 0.88,
+            confidence=0.45 if small else 0.93 if named else 0.85,
             inference="a step down this loss lowers the probability of the actions with the highest worth",
         )
         return

@@ -124,7 +124,7 @@ def _value(written: re.Match[str]) -> float:
     if sign is None or len(second) > 3:
         return base
     try:
-        return base ** float(second) if sign == "**" else base * 2.0 ** float(second)
+        return float(base ** float(second)) if sign == "**" else float(base * 2.0 ** float(second))
     except OverflowError:
         return math.inf
 

@@ -68,8 +68,8 @@ class _Follow(TorchFunctionMode):
         self.marks: IdentityTable[_Mark] = IdentityTable()
         for parameter in parameters:
             self.marks[parameter] = _Mark()
-        self._left: dict[int, tuple[Cut, ...]] = {}  # address of values that went to NumPy
-        self._gone: tuple[Cut, ...] = ()  # of values that left as numbers
+        self.known: IdentityTable[bool] = IdentityTable()  # other tensors that were there before or were made here
+        self._left: dict[int, tuple[Cut, ...]] = {}  # how many values went to NumPy or lists -> cuts on their way
         self._count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,35 +81,34 @@ class _Follow(TorchFunctionMode):
 
     def _seen(self, func: Any, inputs: Any, result: Any) -> None:
         given = list(tensors(inputs))
+        self._come_back([tensor for tensor in given if tensor not in self.known])
         marked = [(tensor, mark) for tensor in given if (mark := self.marks.get(tensor)) is not None]
         made = list(_results(result))
+        for tensor in made if given else ():
+            self.known[tensor] = True
         if not marked:
-            if not given:
-                self._came_back(made)
             return
         before = tuple(dict.fromkeys(cut for _, mark in marked for cut in mark.cuts))
         had_graph = any(mark.graph and tensor.requires_grad for tensor, mark in marked)
         if not made:
-            self._went_out(func, result, before, had_graph)
+            self._went_out(func, marked[0][0], before, had_graph)
         for tensor in made:
             if had_graph and not tensor.requires_grad:
                 self.marks[tensor] = _Mark((*before, self._cut(func, tensor))[:MOST_CUTS], graph=False)
             else:
                 self.marks[tensor] = _Mark(before, had_graph)
 
-    def _went_out(self, func: Any, result: Any, before: tuple[Cut, ...], had_graph: bool) -> None:
-        """`.numpy()`, `.item()`, `.tolist()`: what is made from them can only be guessed."""
-        if type(result).__name__ == "ndarray":
-            self._left[result.__array_interface__["data"][0]] = before
-            self._gone = before
-        elif _name(func) in ("item", "tolist", "__float__"):
-            self._gone = (*before, self._cut(func, None)) if had_graph else before
+    def _went_out(self, func: Any, source: Tensor, before: tuple[Cut, ...], had_graph: bool) -> None:
+        """`.numpy()`, `.tolist()`: what is made of them outside cannot be followed."""
+        if _name(func) in ("numpy", "tolist", "__array__"):
+            self._left[source.numel()] = (*before, self._cut(func, None)) if had_graph else before
 
-    def _came_back(self, made: list[Tensor]) -> None:
-        for tensor in made:
-            known = self._left.get(tensor.data_ptr()) or (self._gone if tensor.is_floating_point() else ())
-            if known:
-                self.marks[tensor] = _Mark(known, graph=False)
+    def _come_back(self, unknown: list[Tensor]) -> None:
+        """A tensor that no operation made, with as many values as went out: made of them."""
+        for tensor in unknown:
+            cuts = self._left.get(tensor.numel())
+            if cuts and tensor not in self.marks and tensor.is_floating_point() and not tensor.requires_grad:
+                self.marks[tensor] = _Mark(cuts, graph=False)
 
     def _cut(self, func: Any, made: Tensor | None) -> Cut:
         self._count += 1
@@ -132,6 +131,8 @@ def follow(core: Core, one: Pass, parameters: list[Tensor]) -> Followed | None:
     if again.refused or record is None or root is None or entry is None:
         return None
     mode = _Follow(core.recorder.frames, parameters, follow.__code__)
+    for tensor in (*root.parameters(), *root.buffers(), *again.inputs()):
+        mode.known[tensor] = True
     try:
         with unseen(core), as_it_was(root), torch.enable_grad(), mode:
             outputs = list(tensors(record.rerun(entry, root)))

@@ -1,7 +1,7 @@
 """Score-function terms of a loss: the logarithm of the probability of what was drawn, times what it was worth.
 
-The graph says with which sign such a product enters the loss, and whether the worth carries a graph of its own; which of
-the script's variables the worth rises with is read from their values.
+The graph says with which sign such a product enters the loss, and whether the worth carries a graph of its own; which
+of the script's variables the worth rises with is read from their values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
-from neuraldbg.capture.torch.evidence.graph_walk import SHAPES, Visit, Walk, multiplier, saved, walk
+from neuraldbg.capture.torch.evidence.graph_walk import Visit, Walk, multiplier, saved, walk
 from neuraldbg.capture.torch.frames import let_go
 from neuraldbg.capture.torch.origin.lines import made_at
 
@@ -109,9 +109,9 @@ class ScoreTerms:
 def _numbers(value: Any) -> Tensor | None:
     if type(value) is list and 1 < len(value) <= 4096 and all(isinstance(one, int | float) for one in value):
         return torch.tensor(value, dtype=torch.float64)
-    if type(value) is list and 1 < len(value) <= 64 and all(isinstance(one, Tensor) for one in value):
-        if len({one.shape for one in value}) == 1 and not value[0].is_cuda:
-            value = torch.stack([one.detach() for one in value])
+    several = type(value) is list and 1 < len(value) <= 64 and all(isinstance(one, Tensor) for one in value)
+    if several and len({one.shape for one in value}) == 1 and not value[0].is_cuda:
+        value = torch.stack([one.detach() for one in value])
     if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return None
     if not 1 < value.numel() <= _LARGEST or value.is_complex():

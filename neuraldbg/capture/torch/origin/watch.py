@@ -50,6 +50,7 @@ class OriginWatch:
         self._factor: float | None = None
         self._loss_bad_at = -1
         self._skips = False
+        self._graph_begun = False  # a pass with a graph since the last backward
         self._by_scaler = False  # torch's GradScaler made this loss larger
         self._since, self._most = 0, 0  # backwards since the last update, and the most there were before one
         self._probes: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()
@@ -80,11 +81,13 @@ class OriginWatch:
             self._arm()
 
     def _pass_ended(self, one: Pass, *_: Any) -> None:
-        if one.grad:
+        self._graph_begun = self._graph_begun or one.grad
+        if self._graph_begun:
             self.lines.open()
 
     def _backward_begun(self, loss: Tensor | None, source: int) -> None:
         self.lines.close()
+        self._graph_begun = False
         if loss is None or (not self.left and not self.stop):
             return
         self._source = source
