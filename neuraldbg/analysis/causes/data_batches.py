@@ -53,7 +53,8 @@ def constant_batch(evidence: Evidence) -> Iterator[Finding]:
     its loader or the variable it is cut from holds more samples.
     Why it matters: the loss falls as it should, but on these few samples only; the rest of the data is never seen.
     Decides by: the hash of every training input, the number of iterators made and batches drawn from the loader, and
-    the rows of the data set that the batch was found in. Training on the whole set in one batch is no fault.
+    the rows of the data set, or the text or series, that the batch was found in. Training on the whole set in one
+    batch is no fault.
     Usual cures: iterate (`for x, y in loader`) instead of calling next(iter(loader)) in the loop; move the index;
     draw new indices each step; do not seed inside the loop.
     """
@@ -66,7 +67,11 @@ def constant_batch(evidence: Evidence) -> Iterator[Finding]:
         ends = start + length == len(one.digests)
         if length < FEWEST_UPDATES or not (whole or (ends and length >= max(LATER_RUN, len(one.digests) // 2))):
             continue
-        proof = _from_loader(evidence, one, start) or _from_set(evidence, whole=whole)
+        proof = (
+            _from_loader(evidence, one, start)
+            or _from_set(evidence, whole=whole)
+            or (_from_sequence(evidence) if whole else None)
+        )
         if proof is None:
             continue
         severity, confidence, source, text, numbers = proof
@@ -143,6 +148,26 @@ def _from_set(evidence: Evidence, *, whole: bool) -> Proof | None:
     if chosen_once:
         return Severity.INFO, 0.4, assigned(evidence, fact.get("whole_named")), text, numbers
     return Severity.CRITICAL, 0.92, None, text, numbers
+
+
+def _from_sequence(evidence: Evidence) -> Proof | None:
+    """The rows are cut from a long text or series, anew for every update, and always at the same places."""
+    fact = evidence.fact("sequence_cut")
+    if fact is None:
+        return None
+    numbers: dict[str, float | str] = {
+        "sequence": fact["name"],
+        "length": float(fact["length"]),
+        "batch_size": float(fact["batch"]),
+        "window": float(fact["window"]),
+    }
+    text = (
+        f"every update is given the same {fact['batch']} pieces of {fact['window']} out of the {fact['length']} "
+        f"elements of {fact['name']}"
+    )
+    if fact["same_object"]:
+        return Severity.INFO, 0.4, None, text, numbers
+    return Severity.CRITICAL, 0.93, None, text, numbers
 
 
 @cause(

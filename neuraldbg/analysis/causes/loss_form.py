@@ -153,6 +153,7 @@ def missing_log_softmax(evidence: Evidence) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{name} is given {what} instead of log-probabilities",
             step=term.step,
+            layer=place_of(evidence, term.get("maker_site"))[0],
             source=line_of_loss(evidence, term),
             evidence={**found, "seen_at_steps": len(term.facts)},
             confidence=0.97,

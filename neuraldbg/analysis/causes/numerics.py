@@ -11,7 +11,7 @@ import numpy as np
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.detectors.loss_curve import went_on
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.records import Finding, Kind, Severity, SiteKind
+from neuraldbg.records import Call, Finding, Kind, Severity, SiteKind
 
 Origin = dict[str, Any]
 CONSEQUENCES = (
@@ -27,6 +27,7 @@ CONSEQUENCES = (
     "loss_plateau",
     "constant_output",
     "parameters_not_updating",
+    "optimizer_step_missing",
     "update_ratio_too_high",
     "missing_gradient_clipping",
     "learning_rate_too_high",
@@ -45,8 +46,14 @@ LARGE_UPDATE = 0.5  # of the weight: the taxonomy's own limit
 
 def origin_of(evidence: Evidence) -> Origin | None:
     """The first non-finite value of the run whose operation or tensor is known; else the first at all."""
-    found = evidence.facts("origin")
+    found = [one for one in evidence.facts("origin") if not _caught(evidence, one)]
     return next((one for one in found if one.get("op") or one["where"] == "input"), found[0] if found else None)
+
+
+def _caught(evidence: Evidence, origin: Origin) -> bool:
+    """Gradients that the script itself did not apply, and that were fine later: what a scaler of its own is for."""
+    steps = evidence.of_call(Call.STEP)["seq"]
+    return bool(origin.get("update_skipped")) and len(steps) > 0 and bool(steps[-1] > origin["seq"])
 
 
 def when(evidence: Evidence, origin: Origin) -> int:

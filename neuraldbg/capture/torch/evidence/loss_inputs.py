@@ -62,6 +62,7 @@ LASTING = (
     "activation_site",
     "activation_inside",
     "fed_site",
+    "maker_site",
     "softmax_site",
 )  # modules
 KEPT_OUTPUT = 65_536  # elements of a pass's output that are kept until its backward

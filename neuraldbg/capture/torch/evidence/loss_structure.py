@@ -36,6 +36,8 @@ def structure_of(term: LossTerm, graph: Walk) -> Values:
         "in_model": bool(term.visit.inside),
         "prediction_shape": None,
     }
+    maker = graph.past_shapes(term.fed)
+    facts["maker_site"] = None if maker is None else maker.layer
     found = activation_of(term, graph)
     if found is not None:
         facts |= _activation(*found, graph)

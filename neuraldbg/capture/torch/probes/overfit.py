@@ -17,6 +17,7 @@ FOR_ARMS = 0.8  # of the time that is left; the rest is for the experiment after
 OF_ONE_ARM = 0.2
 SMALL_BATCH = 4  # samples
 FASTER = ("lr_x10", "lr_x100", "lr_x10000")
+LARGE = 0.3  # share of frozen weights from which it is asked what they cost
 LEARNED = 0.1  # of the first loss: a run that came below it has nothing to ask
 
 
@@ -41,6 +42,7 @@ def overfit(bench: Bench) -> Fact:
         raise Skip("the loss is not of a kind that has a known floor")
     experiment = _Experiment(bench)
     arms = experiment.run()
+    thawed = experiment.thawed
     trace = own.traces[0]
     options = trace.options[0]
     return {
@@ -65,6 +67,7 @@ def overfit(bench: Bench) -> Fact:
         "final_shuffled": finite(experiment.shuffled()),
         "floor": finite(min((arm.lowest for arm in arms.values() if math.isfinite(arm.lowest)), default=math.nan)),
         "grad_norm": finite(_median(arms["own"].norms[:8])),
+        "unfrozen": None if thawed is None else thawed.as_fact(),
         "arms": {name: arm.as_fact() for name, arm in arms.items()},
     }
 
@@ -99,6 +102,7 @@ class _Experiment:
         self.backwards = bench.samples.per_update.most_common(1)[0][0] if bench.samples.per_update else 1
         initial = self.stage.weights(initial=bool(bench.specimen.initial))
         self.first = mean_loss(self.stage, self.samples, initial)
+        self.thawed: Arm | None = None
         self.final = mean_loss(self.stage, self.samples, self.stage.weights(initial=False))
 
     def run(self) -> dict[str, Arm]:
@@ -115,6 +119,8 @@ class _Experiment:
             updates = longer
         if self._cramped(arms["own"]):
             arms["one_batch"] = self._one_batch(3 * updates, 0.3 * slice_s)
+        if self._frozen_part() and self._open():
+            self.thawed = self._arm(Change(thawed=True), arms["own"].updates, self.bench.left_s)
         norms = arms["own"].norms[:8]
         for name in self._questions(arms["own"]):
             if self.bench.left_s < (1 / FOR_ARMS - 1) * slice_s:
@@ -124,6 +130,14 @@ class _Experiment:
                 change = self._change(name, count, _median(norms) if norms else 1.0)
                 arms[name] = self._arm(change, count, self.bench.left_s)
         return arms
+
+    def _frozen_part(self) -> bool:
+        frozen = [parameter.numel() for parameter in self.stage.parameters() if not parameter.requires_grad]
+        return sum(frozen) > LARGE * (sum(frozen) + parameter_count(self.stage))
+
+    def _open(self) -> bool:
+        """Whether the run left something to be learnt of these batches."""
+        return not (math.isfinite(self.final) and self.final < LEARNED * self.first)
 
     def _cramped(self, own: Arm) -> bool:
         """Fewer parameters than a batch has labels, and little learned: is there room for even one batch?"""

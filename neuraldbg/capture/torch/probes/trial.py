@@ -33,6 +33,7 @@ class Change:
     unclipped: bool = False
     warm_up: int = 0  # updates
     loss_factor: float = 1.0
+    thawed: bool = False  # parameters with requires_grad=False learn as well
     joined: int = 1  # batches whose gradients are averaged before each update
 
 
@@ -107,8 +108,9 @@ class Trial:
         """Trainable stand-ins for the parameters, put among the weights."""
         found = {}
         for parameter in self.stage.parameters():
-            leaf = weights[id(parameter)].requires_grad_(parameter.requires_grad)
-            if parameter.requires_grad:
+            learns = parameter.requires_grad or (self.change.thawed and parameter.is_floating_point())
+            leaf = weights[id(parameter)].requires_grad_(learns)
+            if learns:
                 found[id(parameter)] = leaf
         return found
 
@@ -118,6 +120,9 @@ class Trial:
             mine = [leaves[number] for number in ids if number in leaves]
             if mine:
                 groups.append({**options, **self._changed(options), "params": mine})
+        if self.change.thawed and groups and trace is self.traces[0]:
+            known = {number for one in self.traces for ids in one.parameters for number in ids}
+            groups[0]["params"] += [leaf for number, leaf in leaves.items() if number not in known]
         make: Any = trace.kind
         optimizer: Optimizer = make(groups)
         return optimizer
