@@ -11,6 +11,7 @@ from neuraldbg.records import Finding, Severity
 
 BLIND = 1e-6  # change of a sample's own output: it does not depend on its own input at all
 CLEARLY = 0.02  # change of the other samples' outputs, relative to the changed one's own
+EVERYBODY = 0.5  # share of the others that change: one of N that an attention averages over moves each by 1/N or so
 RECURRENT = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell")
 ATTENDING = (
     "MultiheadAttention",
@@ -49,11 +50,13 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
     square = len(shape) == 2 and shape[0] == shape[1] == ran.get("samples")
     blind = ran.get("own") is not None and ran["own"] < BLIND
     sure = blind or ran.get("own_axis_hint") is not None
-    if not ran.get("leaks") or (ran.get("leak") or 0) < CLEARLY or square or not sure:
-        return
-    if ran.get("op") in SOFTMAX:
-        return  # another cause's case
     site, kind = ran.get("layer_site"), str(ran.get("layer_class") or "")
+    spreads = kind in (*RECURRENT, *ATTENDING) and (ran.get("leak_share") or 0) > EVERYBODY
+    clearly = (ran.get("leak") or 0) >= CLEARLY or spreads
+    if not ran.get("leaks") or not clearly or square or not sure:
+        return
+    if ran.get("op") in SOFTMAX and not spreads:
+        return  # another cause's case
     layer = evidence.name(site) or ran.get("layer") or None
     what, how = _what(kind, str(ran.get("op") or ""))
     yield Finding(
@@ -63,7 +66,9 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
         step=0,
         layer=layer,
         op=ran.get("op"),
-        source=ran.get("source") or defined(evidence, site),
+        source=(made if (made := defined(evidence, site)) and kind in (*RECURRENT, *ATTENDING) else None)
+        or ran.get("source")
+        or made,
         evidence={
             "change_of_other_samples": float(ran["leak"]),
             "share_of_other_samples_changed": float(ran.get("leak_share") or 0.0),

@@ -137,7 +137,7 @@ class Network:
         pairs = []
         readers = Counter(child for visit in graph.visits for child, _ in visit.node.next_functions)
         for visit in weighted:
-            before = _feeder(graph, visit)
+            before = _feeder(graph, visit, readers)
             if before is None or readers[before.node] > 1:
                 continue  # a skip connection reads it as well
             if before.layer is not None and before.layer != visit.layer:
@@ -186,13 +186,35 @@ def _narrow(place: Place, name: str, now: Tensor) -> None:
     setattr(place, name, now if before is None or before.shape != now.shape else before & now)
 
 
-def _feeder(graph: Walk, visit: Visit) -> Visit | None:
-    """The weighted operation whose result this one takes unchanged; None where anything else lies between."""
+def _feeder(graph: Walk, visit: Visit, readers: Counter[Any]) -> Visit | None:
+    """The weighted operation whose result this one takes unchanged, or only scaled or thinned out by a dropout; None
+    where anything else lies between."""
     for slot in range(len(visit.node.next_functions)):
         below = graph.past_shapes(graph.below(visit, slot))
+        room = 4
+        while below is not None and room and readers[below.node] == 1 and _keeps_linear(below):
+            below = graph.past_shapes(graph.operand(below))
+            room -= 1
         if below is not None and below.name in WEIGHTED and below.name != "MkldnnRnnLayer":
             return below
     return None
+
+
+def _keeps_linear(visit: Visit) -> bool:
+    """A dropout, or a constant factor. A mask of ones and zeros that was computed is neither: x * (x > 0) is a relu."""
+    if visit.name in ("NativeDropout", "FusedDropout"):
+        return True
+    operands = [child for child, _ in visit.node.next_functions]
+    computed = [slot for slot, child in enumerate(operands) if child is not None]
+    if visit.name not in ("Mul", "Div") or len(computed) != 1 or (visit.name == "Div" and computed != [0]):
+        return False
+    by = saved(visit.node, "other" if computed == [0] else "self")
+    if not isinstance(by, Tensor) or by.numel() == 1:
+        return True
+    if visit.name == "Div" or by.is_cuda or not by.is_floating_point() or by.numel() > MOST_ELEMENTS:
+        return False
+    kept = by[by != 0]
+    return kept.numel() > 0 and bool((kept == kept[0]).all()) and float(kept[0]) > 1.0
 
 
 def _widths(before: Visit, after: Visit) -> tuple[int | None, int | None]:
