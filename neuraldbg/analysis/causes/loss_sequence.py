@@ -191,7 +191,10 @@ def missing_causal_mask(evidence: Evidence) -> Iterator[Finding]:
     tried = _experiment(evidence, looks)
     if term is None or not _leaks(evidence, term, looks, tried):
         return
-    layer, line = place_of(evidence, looks["site"] if looks is not None else (tried or {}).get("layer_site"))
+    site = looks["site"] if looks is not None else (tried or {}).get("layer_site")
+    layer, line = place_of(evidence, site)
+    if tried is not None and tried.get("layer_site") == site and tried.get("op"):
+        line = tried.get("source") or line  # the operation itself, in an attention written by hand
     yield Finding(
         "missing_causal_mask",
         Severity.CRITICAL,

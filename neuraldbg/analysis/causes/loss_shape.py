@@ -75,8 +75,8 @@ def _pairs_samples(fact: Fact) -> bool:
         return False
     target = fact.get("target_before")
     if target is None:
-        alone = len(result) == 2 and result[0] == result[1] == math.prod(prediction)
-        return alone and fact.get("all_pairs") is not False
+        square = len(result) >= 2 and result[0] == result[1] == prediction[0]
+        return square and math.prod(result) == result[0] * math.prod(prediction) and fact.get("all_pairs") is not False
     wanted = tuple(target)
     if math.prod(result) <= math.prod(wanted) or not wanted or wanted[0] < 2:
         return False

@@ -275,7 +275,7 @@ def operands_of(term: LossTerm, walk: Walk) -> Operands | None:
             return None
         sizes = saved(below.node, "self_sym_sizes") if below.name == "Expand" else term.inputs.shape
         return Operands(
-            tuple(sizes), _unexpanded(term.target), tuple(term.inputs.shape), reshaped=_adds_axis(below, walk)
+            tuple(sizes), _unexpanded(term.target), tuple(term.inputs.shape), reshaped=reshaped(below, walk)
         )
     if term.kind in ("mse", "l1") and term.visit.name in ("Pow", "Abs", "Mul"):
         minus = walk.past_shapes(walk.operand(term.visit))
@@ -298,11 +298,18 @@ def _subtracted(term: LossTerm, minus: Visit, walk: Walk) -> Operands | None:
         return None
     kept = saved(term.visit.node, "self")
     difference = kept if isinstance(kept, Tensor) and tuple(kept.shape) == result else None
-    return Operands(sizes, None, result, difference, below is not None and _adds_axis(below, walk))
+    return Operands(sizes, None, result, difference, below is not None and reshaped(below, walk))
 
 
-def _adds_axis(visit: Visit, walk: Walk) -> bool:
-    return any(one.name == "Unsqueeze" for one in _shape_changes(visit, walk))
+def reshaped(visit: Visit, walk: Walk) -> bool:
+    """Whether the loop gave a prediction one more axis, which is no oversight."""
+    return any(one.name == "Unsqueeze" or _viewed_wider(one) for one in _shape_changes(visit, walk))
+
+
+def _viewed_wider(visit: Visit) -> bool:
+    before, after = saved(visit.node, "self_sym_sizes"), visit.shape
+    views = ("View", "UnsafeView", "ReshapeAlias")
+    return visit.name in views and before is not None and after is not None and len(after) > len(before)
 
 
 def _shape_changes(visit: Visit, walk: Walk) -> Iterator[Visit]:

@@ -131,6 +131,7 @@ class Network:
 
     # -- the stack ---------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def _stack(self, graph: Walk, source: int) -> None:
         """Weighted layers that take another one's output as it is, and what kinds of operation the network has."""
         weighted = [visit for visit in graph.visits if visit.name in WEIGHTED]
@@ -152,6 +153,7 @@ class Network:
             normalised=any(name.startswith(("Native", "Cudnn", *NORMALISING)) and "Norm" in name for name in names),
             nonlinear=sorted(name for name in names if _bends(name))[:16],
             complete=len(graph.visits) < DEEP,
+            dropped=max((p for visit in graph.visits if (p := _dropped(visit)) is not None), default=None),
         )
 
 
@@ -211,10 +213,22 @@ def _keeps_linear(visit: Visit) -> bool:
     by = saved(visit.node, "other" if computed == [0] else "self")
     if not isinstance(by, Tensor) or by.numel() == 1:
         return True
-    if visit.name == "Div" or by.is_cuda or not by.is_floating_point() or by.numel() > MOST_ELEMENTS:
-        return False
+    return _dropped(visit) is not None
+
+
+def _dropped(visit: Visit) -> float | None:
+    """The share that a dropout leaves out: on the CPU it is a product with a mask of 0 and 1 / (1 - p)."""
+    if visit.name in ("NativeDropout", "FusedDropout"):
+        p = saved(visit.node, "p")
+        return float(p) if isinstance(p, int | float) else None
+    masks = [saved(visit.node, name) for name in ("other", "self")] if visit.name == "Mul" else []
+    by = next((mask for mask in masks if isinstance(mask, Tensor)), None)
+    if by is None or by.is_cuda or not by.is_floating_point() or not 1 < by.numel() <= MOST_ELEMENTS:
+        return None
     kept = by[by != 0]
-    return kept.numel() > 0 and bool((kept == kept[0]).all()) and float(kept[0]) > 1.0
+    if kept.numel() == 0 or float(kept[0]) <= 1.0 or not bool((kept == kept[0]).all()) or kept.numel() == by.numel():
+        return None
+    return 1.0 - 1.0 / float(kept[0])
 
 
 def _widths(before: Visit, after: Visit) -> tuple[int | None, int | None]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite, inputs_of
+from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite, inputs_of, rms
 from neuraldbg.capture.torch.probes.sample import OptimizerTrace, Sample, Samples
-from neuraldbg.capture.torch.probes.stage import Stage
+from neuraldbg.capture.torch.probes.stage import Stage, as_recorded, dropout_of
 from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss, shuffled_loss
 
 MOST_UPDATES = 300
@@ -17,6 +17,8 @@ FOR_ARMS = 0.8  # of the time that is left; the rest is for the experiment after
 OF_ONE_ARM = 0.2
 SMALL_BATCH = 4  # samples
 FASTER = ("lr_x10", "lr_x100", "lr_x10000")
+MOSTLY_DROPPED = 0.8
+NOISY = 0.5  # difference of two passes over the same batch
 LEARNED = 0.1  # of the first loss: a run that came below it has nothing to ask
 
 
@@ -150,6 +152,16 @@ class _Experiment:
     def _failed(self) -> bool:
         return not self.final < 0.7 * self.first
 
+    def _mostly_dropped(self) -> bool:
+        """Whether a module, or what two passes over one batch have in common, says that dropout leaves little."""
+        modules = [module for root in self.bench.specimen.roots for module in root.modules()]
+        if any((dropout_of(module) or 0.0) >= MOSTLY_DROPPED for module in modules):
+            return True
+        as_recorded(self.samples[-1])
+        weights = self.stage.weights(initial=False)
+        one, two = (self.bench.outputs(self.samples[-1], dict(weights), seed=seed)[:1] for seed in (1, 2))
+        return any(a.dtype.is_floating_point and rms(a - b) > NOISY * rms(b) for a, b in zip(one, two, strict=True))
+
     def _collapsed_later(self, own: Arm) -> bool:
         """The run lost what its settings can learn: a longer look may show how."""
         return self._failed() and own.last < 0.5 * self.first
@@ -179,6 +191,7 @@ class _Experiment:
         clipped = any(trace.clip is not None for trace in self.traces)
         small = min(_rows(sample) for sample in self.samples) <= SMALL_BATCH
         asked = [
+            ("no_dropout", self._failed() and self._mostly_dropped()),
             ("scaled", self.backwards > 1),
             ("unclipped", clipped),
             ("weight_decay_0", bool(options.get("weight_decay"))),
@@ -207,5 +220,6 @@ class _Experiment:
             "scaled": Change(loss_factor=1.0 / self.backwards),
             "warmup": Change(warm_up=max(5, updates // 2)),
             "joined": Change(joined=len(self.samples)),
+            "no_dropout": Change(quiet=True),
         }
         return changes[name]
