@@ -39,7 +39,8 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
     Why it matters: samples are mixed with each other; the model learns from neighbours it will not have in use, and its
     results depend on how a batch is put together.
     Decides by: a probe after the run that replaces one sample of a recorded batch and compares the outputs of the
-    others, in evaluation mode; the first layer at which they change is named.
+    others, in evaluation mode; the first layer at which they change is named. Nodes of a graph that are joined by a
+    constant matrix or a list of edges are meant to depend on each other.
     Usual cures: batch_first=True, or x.transpose(0, 1) before the layer; permute instead of view.
     """
     ran = evidence.probe("cross_sample")
@@ -55,8 +56,8 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
     clearly = (ran.get("leak") or 0) >= CLEARLY or spreads
     if not ran.get("leaks") or not clearly or square or not sure:
         return
-    if ran.get("op") in SOFTMAX and not spreads:
-        return  # another cause's case
+    if ran.get("given") or (ran.get("op") in SOFTMAX and not spreads):
+        return  # the nodes of a graph; another cause's case
     layer = evidence.name(site) or ran.get("layer") or None
     what, how = _what(kind, str(ran.get("op") or ""))
     yield Finding(

@@ -84,7 +84,9 @@ def _copies(evidence: Evidence) -> Iterator[Finding]:
         weight
         for weight in weights(evidence)
         if weight.equal_rows
-        and (weight.site in still or (weight.site in few and looks[weight.site][-1]["different"] <= weight.shape[0] / 4))
+        and (
+            weight.site in still or (weight.site in few and looks[weight.site][-1]["different"] <= weight.shape[0] / 4)
+        )
     ]
     if not equal or evidence.updates < 10:
         return

@@ -16,6 +16,7 @@ from neuraldbg.analysis.causes.loss_terms import (
     line_of_loss,
     loss_terms,
     not_recorded,
+    output_layer,
     speaks_of_classes,
     written,
 )
@@ -59,6 +60,7 @@ def wrong_loss_for_labels(evidence: Evidence) -> Iterator[Finding]:
             severity,
             text,
             step=term.step,
+            layer=output_layer(evidence, term),
             source=line_of_loss(evidence, term),
             evidence={"loss": term.kind, **numbers},
             confidence=confidence,

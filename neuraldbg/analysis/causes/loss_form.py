@@ -12,6 +12,7 @@ from neuraldbg.analysis.causes.loss_terms import (
     line_of_loss,
     loss_terms,
     not_recorded,
+    output_layer,
     place_of,
     written,
 )
@@ -153,6 +154,7 @@ def missing_log_softmax(evidence: Evidence) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{name} is given {what} instead of log-probabilities",
             step=term.step,
+            layer=output_layer(evidence, term),
             source=line_of_loss(evidence, term),
             evidence={**found, "seen_at_steps": len(term.facts)},
             confidence=0.97,

@@ -60,6 +60,7 @@ LASTING = (
     "recurrent",
     "models",
     "layer",
+    "output_layer",
     "activation_site",
     "activation_inside",
     "fed_site",
@@ -364,7 +365,7 @@ def _of_sequence(arrays: dict[str, Array], target: Array, scores: Array | None, 
             shifted = None if other is None else shift_of(one, other, facts["start"], facts["ignore_index"])
             if shifted is None:
                 continue
-            ahead = 0.01 if shifted["shift"] == 1 else 0.0  # an input that is the target itself is no token the model reads
+            ahead = 0.01 if shifted["shift"] == 1 else 0.0  # before an input that is the target itself
             if shifted["shift_match"] + ahead > best + 1e-9:
                 best = shifted["shift_match"] + ahead
                 found |= {key: value for key, value in shifted.items() if key != "shares"}

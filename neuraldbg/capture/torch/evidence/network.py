@@ -141,6 +141,8 @@ class Network:
             before = _feeder(graph, visit, readers)
             if before is None or readers[before.node] > 1:
                 continue  # a skip connection reads it as well
+            if any((saved(one.node, "groups") or 1) > 1 for one in (before, visit)):
+                continue  # a filter per channel, and what mixes them: two halves of one convolution
             if before.layer is not None and before.layer != visit.layer:
                 pairs.append([before.layer, visit.layer, *_widths(before, visit), _attends(visit)])
         names = {visit.name for visit in graph.visits}

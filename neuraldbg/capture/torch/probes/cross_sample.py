@@ -74,6 +74,7 @@ def cross_sample(bench: Bench) -> Fact:
         "own": leak.own,
         "leaks": leaks,
         "own_axis_hint": hint,
+        "given": place is not None and place.given,
         **bench.where(place, one),
     }
 

@@ -123,6 +123,7 @@ class _Experiment:
                 break
             if not self._answered(name, arms):
                 count = max(updates, WARM_UPDATES) if name == "warmup" else updates
+                count = min(most, 3 * updates) if name == "no_dropout" else count  # never more than the run had
                 change = self._change(name, count, _median(norms) if norms else 1.0)
                 arms[name] = self._arm(change, count, self.bench.left_s)
         return arms
