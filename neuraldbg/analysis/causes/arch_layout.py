@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.arch_reading import defined
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.records import Finding, Severity
+from neuraldbg.records import Finding, Severity, SiteKind
 
 BLIND = 1e-6  # change of a sample's own output: it does not depend on its own input at all
 CLEARLY = 0.02  # change of the other samples' outputs, relative to the changed one's own
@@ -67,9 +67,7 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
         step=0,
         layer=layer,
         op=ran.get("op"),
-        source=(made if (made := defined(evidence, site)) and kind in (*RECURRENT, *ATTENDING) else None)
-        or ran.get("source")
-        or made,
+        source=_made(evidence, site, kind) or ran.get("source") or defined(evidence, site),
         evidence={
             "change_of_other_samples": float(ran["leak"]),
             "share_of_other_samples_changed": float(ran.get("leak_share") or 0.0),
@@ -80,6 +78,17 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
         confidence=0.9,
         inference=how,
     )
+
+
+def _made(evidence: Evidence, site: int | None, kind: str) -> str | None:
+    """The line where batch_first belongs: of a layer that torch made inside of another (and copied), the other's."""
+    if site not in evidence.sites or kind not in (*RECURRENT, *ATTENDING):
+        return None
+    own = evidence.sites[site]
+    above = [one for one in evidence.of_kind(SiteKind.MODULE) if one.model == own.model]
+    around = [one for one in above if own.path == one.path or own.path.startswith(f"{one.path}.")]
+    lines = (defined(evidence, one.id) for one in sorted(around, key=lambda one: -len(one.path)) if one.defined)
+    return next(lines, None)
 
 
 def _what(kind: str, op: str) -> tuple[str, str]:

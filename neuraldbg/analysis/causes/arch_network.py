@@ -44,11 +44,13 @@ DROPOUT_COSTS = 1.5  # times the loss without dropout
 def missing_activation(evidence: Evidence) -> Iterator[Finding]:
     """Linear layers follow each other with nothing in between.
 
-    Finds: a linear or convolution layer that takes another one's output as it is, with no narrower layer between them,
-    and networks of two or more such layers that hold no non-linear operation at all.
+    Finds: a linear or convolution layer that takes another one's output as it is, or only scaled or thinned out by
+    dropout, with no narrower layer between them, and networks of two or more such layers that hold no non-linear
+    operation at all.
     Why it matters: a product of matrices is one matrix: the layers together can do no more than the last one alone.
     Decides by: the graph of the first loss: what feeds what. A narrow layer in between (a bottleneck or a low-rank
-    factor) and projections of an attention are meant to be linear and are left alone.
+    factor), projections of an attention, and filters per channel (depthwise convolutions) are meant to be linear and
+    are left alone.
     Usual cures: ReLU or GELU between the layers, or one layer instead of two.
     """
     shape = stack(evidence)
@@ -279,13 +281,14 @@ def dropout_too_high(evidence: Evidence) -> Iterator[Finding]:
     costs = noisy is not None and quiet is not None and noisy > DROPOUT_COSTS * quiet
     arm = _learns_without(evidence, quiet)
     site = _dropout_site(evidence, largest)
+    after = (stack(evidence) or {}).get("dropped_after")
     numbers = {"loss_with_dropout": noisy, "loss_without": quiet, "noise": ran.get("train_noise"), **arm}
     yield Finding(
         "dropout_too_high",
         Severity.WARNING if costs or arm or (ran.get("train_noise") or 0) > 1 else Severity.INFO,
         f"dropout drops {largest:.0%} of the units in training",
         step=0,
-        layer=None if site is None else evidence.name(site),
+        layer=evidence.name(after if site is None else site),
         source=defined(evidence, site) if site is not None else written(evidence, r"dropout\("),
         evidence={"p": float(largest), **{name: value for name, value in numbers.items() if value is not None}},
         confidence=0.9 if costs else 0.85 if arm else 0.7,

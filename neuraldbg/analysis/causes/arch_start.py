@@ -57,7 +57,8 @@ DEAD = 0.9
 def bad_init(evidence: Evidence) -> Iterator[Finding]:
     """Weights or biases start constant, far too large or far too small.
 
-    Finds: layers whose units start as copies of one another and are still copies after ten updates; weights so large
+    Finds: layers whose units start as copies of one another and are still copies after ten updates and at the end, up
+    to rounding (of a recurrent layer one per gate); weights so large
     that sigmoid or tanh outputs start in their flat part or activations blow up with depth; weights so small that the
     signal and the gradient are gone after a few layers; biases so negative that ReLU units are dead from the start.
     Why it matters: equal units stay equal, so a wide layer has one unit; saturated or vanishing layers get no gradient.

@@ -171,7 +171,9 @@ def corrupted_labels(evidence: Evidence) -> Iterator[Finding]:
     share of every other class has fallen.
     Why it matters: the model learns the mistake.
     Decides by: counts and range of the targets at the loss, the error of the script, and for fallen labels the mean
-    probabilities per label at the end of the run: lost to one label, in the same share, by every other class.
+    probabilities per label at the end of the run: lost to one label, in the same share, by every other class, while
+    those classes are told apart from each other. (A common class that merely overlaps with the others takes more from
+    some of their samples than from others.)
     Usual cures: look at the rows in question; repair the code table or the parser; drop rows without a label.
     """
     found = _out_of_bounds(evidence)

@@ -155,7 +155,7 @@ class Network:
             normalised=any(name.startswith(("Native", "Cudnn", *NORMALISING)) and "Norm" in name for name in names),
             nonlinear=sorted(name for name in names if _bends(name))[:16],
             complete=len(graph.visits) < DEEP,
-            dropped=max((p for visit in graph.visits if (p := _dropped(visit)) is not None), default=None),
+            **_most_dropped(graph),
         )
 
 
@@ -216,6 +216,20 @@ def _keeps_linear(visit: Visit) -> bool:
     if not isinstance(by, Tensor) or by.numel() == 1:
         return True
     return _dropped(visit) is not None
+
+
+def _most_dropped(graph: Walk) -> dict[str, Any]:
+    """The largest share that a dropout leaves out, and the layer whose output it takes."""
+    known = [(share, visit) for visit in graph.visits if (share := _dropped(visit)) is not None]
+    if not known:
+        return {"dropped": None, "dropped_after": None}
+    share, first = max(known, key=lambda one: one[0])
+    below: Visit | None = first
+    for _ in range(4):
+        below = None if below is None else graph.past_shapes(graph.operand(below))
+        if below is not None and below.layer != first.layer:
+            break
+    return {"dropped": share, "dropped_after": None if below is None else below.layer}
 
 
 def _dropped(visit: Visit) -> float | None:

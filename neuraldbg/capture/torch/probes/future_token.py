@@ -64,11 +64,16 @@ def _sequence_of(sample: Sample) -> tuple[int, Tensor]:
             found.append((place, tensor))
     if not found:
         raise Skip("the model takes no sequences")
-    tokens = [(place, tensor) for place, tensor in found if tensor.dim() == 2 and len(tensor.unique()) > 2]
+    tokens = [(place, tensor) for place, tensor in found if tensor.dim() == 2 and _varies(tensor)]
     if len(tokens) < 2:
         return (tokens or found)[0]
     targets = [one for one in sample.tape.targets.values() if not one.dtype.is_floating_point]
     return max(tokens, key=lambda one: _continued(one[1], [*targets, *(t for p, t in tokens if p != one[0])]) > MATCH)
+
+
+def _varies(ids: Tensor) -> bool:
+    """No mask: more than ones and zeros."""
+    return ids.numel() > 0 and int(ids.max()) - int(ids.min()) > 1
 
 
 def _continued(ids: Tensor, others: list[Tensor]) -> float:
