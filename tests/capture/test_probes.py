@@ -373,7 +373,8 @@ def test_the_nodes_of_a_graph_are_joined_on_purpose(tmp_path: Path) -> None:
 
 
 def test_a_large_batch_hides_no_attention_over_it(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.TransformerEncoderLayer(2, 1, 4), nn.Flatten(), nn.Linear(4, 3))
+    attends = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0)
+    model = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 16), attends, nn.Flatten(), nn.Linear(32, 3))
     told = run_of(tmp_path, model, lambda: classes(400), functional.cross_entropy)["cross_sample"]
     assert told["leaks"]
     assert told["layer_class"] in ("MultiheadAttention", "TransformerEncoderLayer")
