@@ -21,8 +21,16 @@ def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MOST_SECONDS", 60.0)
 
 
-def trained(folder: Path, make: Any, *, steps: int = 30, clip: float | None = None, **options: Any) -> dict[str, Any]:
-    model = net()
+def trained(
+    folder: Path,
+    make: Any,
+    *,
+    model: nn.Module | None = None,
+    steps: int = 30,
+    clip: float | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    model = net() if model is None else model
     torch.manual_seed(0)
     w = torch.randn(4, 1)
     with watching(folder, **options):
@@ -116,3 +124,10 @@ def test_schedulers_are_written_down_with_their_settings(tmp_path: Path) -> None
     (found,) = facts(tmp_path, "scheduler")
     assert (found["class"], found["settings"]["step_size"]) == ("StepLR", 5)
     assert found["source"].rpartition("/")[2].startswith("test_probes_overfit.py:")
+
+
+def test_dropout_that_leaves_next_to_nothing_is_tried_without(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.97), nn.Linear(32, 1))
+    found = trained(tmp_path, lambda p: torch.optim.Adam(p, lr=0.01), model=model, steps=60)
+    assert found["arms"]["no_dropout"]["last"] < 0.5 * min(found["arms"]["own"]["last"], found["final_loss"])

@@ -62,8 +62,10 @@ def when(evidence: Evidence, origin: Origin) -> int:
 
 
 def layer_of(evidence: Evidence, origin: Origin) -> str | None:
-    """None for code of the model's own forward and for code outside of models."""
+    """Code of the model's own forward is placed at the layer that had run last before it; None outside of models."""
     site = evidence.sites.get(origin["layer_site"]) if origin.get("layer_site") is not None else None
+    if site is not None and site.kind is SiteKind.MODEL and origin.get("after_site") is not None:
+        site = evidence.sites.get(origin["after_site"])
     return evidence.name(site) if site is not None and site.kind is SiteKind.MODULE else None
 
 

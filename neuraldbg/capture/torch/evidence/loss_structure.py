@@ -30,6 +30,7 @@ def structure_of(term: LossTerm, graph: Walk) -> Values:
         "factor": term.visit.factor,
         "chain": chain_of(term, graph),
         "layer": None if term.fed is None else term.fed.layer,
+        "output_layer": None if (made := graph.past_shapes(term.fed)) is None else made.layer,
         "ignore_index": term.ignore_index,
         "weighted": term.weighted,
         "soft": term.soft,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite, inputs_of
+from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite, inputs_of, rms
 from neuraldbg.capture.torch.probes.sample import OptimizerTrace, Sample, Samples
-from neuraldbg.capture.torch.probes.stage import Stage
+from neuraldbg.capture.torch.probes.stage import Stage, as_recorded, dropout_of
 from neuraldbg.capture.torch.probes.trial import Arm, Change, Trial, mean_loss, shuffled_loss
 
 MOST_UPDATES = 300
@@ -18,6 +18,8 @@ OF_ONE_ARM = 0.2
 SMALL_BATCH = 4  # samples
 FASTER = ("lr_x10", "lr_x100", "lr_x10000")
 LARGE = 0.3  # share of frozen weights from which it is asked what they cost
+MOSTLY_DROPPED = 0.8
+NOISY = 0.5  # difference of two passes over the same batch
 LEARNED = 0.1  # of the first loss: a run that came below it has nothing to ask
 
 
@@ -127,6 +129,7 @@ class _Experiment:
                 break
             if not self._answered(name, arms):
                 count = max(updates, WARM_UPDATES) if name == "warmup" else updates
+                count = min(most, 3 * updates) if name == "no_dropout" else count  # never more than the run had
                 change = self._change(name, count, _median(norms) if norms else 1.0)
                 arms[name] = self._arm(change, count, self.bench.left_s)
         return arms
@@ -164,6 +167,16 @@ class _Experiment:
     def _failed(self) -> bool:
         return not self.final < 0.7 * self.first
 
+    def _mostly_dropped(self) -> bool:
+        """Whether a module, or what two passes over one batch have in common, says that dropout leaves little."""
+        modules = [module for root in self.bench.specimen.roots for module in root.modules()]
+        if any((dropout_of(module) or 0.0) >= MOSTLY_DROPPED for module in modules):
+            return True
+        as_recorded(self.samples[-1])
+        weights = self.stage.weights(initial=False)
+        one, two = (self.bench.outputs(self.samples[-1], dict(weights), seed=seed)[:1] for seed in (1, 2))
+        return any(a.dtype.is_floating_point and rms(a - b) > NOISY * rms(b) for a, b in zip(one, two, strict=True))
+
     def _collapsed_later(self, own: Arm) -> bool:
         """The run lost what its settings can learn: a longer look may show how."""
         return self._failed() and own.last < 0.5 * self.first
@@ -193,6 +206,7 @@ class _Experiment:
         clipped = any(trace.clip is not None for trace in self.traces)
         small = min(_rows(sample) for sample in self.samples) <= SMALL_BATCH
         asked = [
+            ("no_dropout", self._failed() and self._mostly_dropped()),
             ("scaled", self.backwards > 1),
             ("unclipped", clipped),
             ("weight_decay_0", bool(options.get("weight_decay"))),
@@ -221,5 +235,6 @@ class _Experiment:
             "scaled": Change(loss_factor=1.0 / self.backwards),
             "warmup": Change(warm_up=max(5, updates // 2)),
             "joined": Change(joined=len(self.samples)),
+            "no_dropout": Change(quiet=True),
         }
         return changes[name]

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.torch.probes.bench import Allowance
 from neuraldbg.capture.torch.probes.sample import OptimizerTrace, Sample
-from neuraldbg.capture.torch.probes.stage import Stage, Weights, as_recorded, seeded
+from neuraldbg.capture.torch.probes.stage import Stage, Weights, as_recorded, seeded, without_dropout
 
 BLOWN_UP = 1e3  # times the first loss
 CURVE = 16
@@ -35,6 +35,7 @@ class Change:
     loss_factor: float = 1.0
     thawed: bool = False  # parameters with requires_grad=False learn as well
     joined: int = 1  # batches whose gradients are averaged before each update
+    quiet: bool = False  # no dropout
 
 
 @dataclass(eq=False)
@@ -146,7 +147,7 @@ class Trial:
         value = 0.0
         for part in range(joined):
             sample = self.samples[(update * joined + part) % len(self.samples)]
-            as_recorded(sample)
+            (without_dropout if self.change.quiet else as_recorded)(sample)
             loss, _ = self.stage.loss(sample, weights)
             value += float(loss.detach()) / joined
             scaled = loss * (self.backwards * self.change.loss_factor / joined)
@@ -184,7 +185,8 @@ class Trial:
             tensor.requires_grad_(False)
         window = len(self.samples)
         cycles = [sum(part) / len(part) for part in _parts(arm.losses, window) if len(part) == window]
-        arm.last = mean_loss(self.stage, self.samples, arm.weights) if not arm.diverged else math.nan
+        last = mean_loss(self.stage, self.samples, arm.weights, quiet=self.change.quiet)
+        arm.last = last if not arm.diverged else math.nan
         known = [value for value in (*cycles, arm.last) if math.isfinite(value)]
         arm.lowest = min(known, default=math.nan)
         pairs = list(zip(arm.losses, arm.losses[window:], strict=False))
@@ -195,12 +197,12 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def mean_loss(stage: Stage, samples: list[Sample], weights: Weights) -> float:
+def mean_loss(stage: Stage, samples: list[Sample], weights: Weights, *, quiet: bool = False) -> float:
     """Over the samples, with the training flags of the run; nothing is learned and no buffer of `weights` moves."""
     seeded(1)
     total = 0.0
     for sample in samples:
-        as_recorded(sample)
+        (without_dropout if quiet else as_recorded)(sample)
         with torch.no_grad():
             copies = {number: tensor.clone() for number, tensor in weights.items()}
             total += float(stage.loss(sample, copies)[0])
