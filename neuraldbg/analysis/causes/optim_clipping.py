@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.optim_arms import ADAPTIVE, numbers, optimizer_line, overfit_of
+from neuraldbg.analysis.causes.optim_arms import ADAPTIVE, Arm, Overfit, numbers, optimizer_line, overfit_of
 from neuraldbg.analysis.causes.optim_rate import SLOW, too_high
 from neuraldbg.analysis.evidence import Columns, Evidence
 from neuraldbg.records import Call, Finding, Severity, SiteKind
@@ -19,6 +19,7 @@ NEARLY_ALL = 0.9
 SPIKE = 20.0  # times the usual gradient norm
 JUMP = 5.0  # times the usual loss
 LASTING = 20  # updates that a jump must last
+EARLIEST = 10  # updates before a jump, to know the usual loss
 MOST_JUMPS = 2000  # high losses that are looked at
 
 
@@ -35,9 +36,11 @@ def gradient_clip_misuse(evidence: Evidence) -> Iterator[Finding]:
     """Clipping takes away nearly all of the gradient, or comes when it is no use.
 
     Finds: clip calls that follow the optimizer's step (or precede the backward) so that the step sees the raw gradient;
-    and a limit a thousand times below the gradient norm on nearly every step.
+    a limit a thousand times below the gradient norm on nearly every step; and a limit without which the same batches
+    are learned, and with which they are not.
     Why it matters: in the wrong place nothing is bounded; far too low a limit makes every step tiny, whatever the rate.
-    Decides by: the order of backward, clip and step in the ledger; the norm before clipping over the limit.
+    Decides by: the order of backward, clip and step in the ledger; the norm before clipping over the limit; a
+    short training on recorded batches with and without the limit.
     Usual cures: backward, unscale, clip, step, in this order; a limit near the usual norm (often 1.0).
     """
     clips = evidence.of_call(Call.CLIP)
@@ -94,13 +97,15 @@ def _went_wrong(evidence: Evidence) -> bool:
 
 def _far_too_low(evidence: Evidence, clips: Columns) -> Iterator[Finding]:
     known = np.isfinite(clips["value"]) & (clips["aux"] > 0) & np.isfinite(clips["aux"])
+    probe = overfit_of(evidence)
+    freed = None if probe is None else probe.learned("unclipped")
+    helped = freed is not None and probe is not None and probe.share(probe.own.last, freed) < 0.5
+    if probe is not None and freed is not None and helped and known.sum() < 3:
+        yield _each_value_cut(evidence, clips, probe, freed)
     if known.sum() < 3:
         return
     ratio = clips["value"][known] / clips["aux"][known]
     far = float((ratio > FAR_BELOW).mean())
-    probe = overfit_of(evidence)
-    freed = None if probe is None else probe.learned("unclipped")
-    helped = freed is not None and probe is not None and probe.share(probe.own.last, freed) < 0.5
     if far < NEARLY_ALL and not (helped and float((ratio > BELOW).mean()) >= NEARLY_ALL):
         return
     adaptive = any(fact["class"] in ADAPTIVE for fact in evidence.facts("optimizer"))
@@ -119,6 +124,21 @@ def _far_too_low(evidence: Evidence, clips: Columns) -> Iterator[Finding]:
             **({} if probe is None or freed is None else numbers(probe, freed)),
         },
         confidence=0.55 if harmless else 0.94 if helped else 0.9,
+        inference="the step size is set by the limit, not by the learning rate",
+    )
+
+
+def _each_value_cut(evidence: Evidence, clips: Columns, probe: Overfit, freed: Arm) -> Finding:
+    """clip_grad_value_ tells no norm: what the run learns without it does."""
+    limit = float(np.nanmedian(clips["aux"]))
+    return Finding(
+        "gradient_clip_misuse",
+        Severity.CRITICAL if probe.failed else Severity.WARNING,
+        f"gradients are cut to {limit:.2g} in every entry: the run's own batches are learned without it and not with it",
+        step=int(clips["step"][0]),
+        source=evidence.line_of(Call.CLIP),
+        evidence={"limit": limit, **numbers(probe, freed)},
+        confidence=0.9,
         inference="the step size is set by the limit, not by the learning rate",
     )
 
@@ -181,7 +201,7 @@ def _lasting_jump(evidence: Evidence) -> tuple[int, dict[str, float | str]] | No
         return None
     usual_of_all = float(np.median(loss.values[np.isfinite(loss.values)]))
     high = np.flatnonzero(np.isfinite(loss.values) & (loss.values > usual_of_all))
-    for index in high[high >= 20][:MOST_JUMPS].tolist():
+    for index in high[high >= EARLIEST][:MOST_JUMPS].tolist():
         before = loss.values[max(0, index - 200) : index]
         usual, high_end = (float(value) for value in np.quantile(before, (0.5, 0.9)))
         rest = loss.values[index:]
