@@ -88,7 +88,7 @@ class Overfit:
         return arm if arm.last < min(CLEAR * self.first, LOWER * self.final) else None
 
     def _far_below_own(self, arm: Arm) -> bool:
-        return 0 < self.own.last and arm.last < 0.3 * min(self.own.last, self.first)
+        return self.own.last > 0 and arm.last < 0.3 * min(self.own.last, self.first)
 
     @property
     def optimizer(self) -> str:

@@ -10,6 +10,7 @@ from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.optim_arms import ADAPTIVE, Arm, Overfit, numbers, optimizer_line, overfit_of
 from neuraldbg.analysis.causes.optim_rate import SLOW, too_high
 from neuraldbg.analysis.evidence import Columns, Evidence
+from neuraldbg.analysis.written import argument_line
 from neuraldbg.records import Call, Finding, Severity, SiteKind
 from neuraldbg.trace.tables import CALL_CODE
 
@@ -116,7 +117,7 @@ def _far_too_low(evidence: Evidence, clips: Columns) -> Iterator[Finding]:
         Severity.INFO if harmless else Severity.CRITICAL,
         f"gradients of norm {norm:.2g} are clipped to {limit:.2g}: {np.median(ratio):.0f} times too little is left",
         step=int(clips["step"][known][0]),
-        source=evidence.line_of(Call.CLIP),
+        source=argument_line(evidence, evidence.line_of(Call.CLIP), "max_norm", 1),
         evidence={
             "median_norm_over_limit": float(np.median(ratio)),
             "share_far_above_limit": far,
@@ -134,9 +135,9 @@ def _each_value_cut(evidence: Evidence, clips: Columns, probe: Overfit, freed: A
     return Finding(
         "gradient_clip_misuse",
         Severity.CRITICAL if probe.failed else Severity.WARNING,
-        f"gradients are cut to {limit:.2g} in every entry: the run's own batches are learned without it and not with it",
+        f"gradients are cut to {limit:.2g} in every entry: the same batches are learned without it, not with it",
         step=int(clips["step"][0]),
-        source=evidence.line_of(Call.CLIP),
+        source=argument_line(evidence, evidence.line_of(Call.CLIP), "clip_value", 1),
         evidence={"limit": limit, **numbers(probe, freed)},
         confidence=0.9,
         inference="the step size is set by the limit, not by the learning rate",

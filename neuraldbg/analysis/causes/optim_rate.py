@@ -114,7 +114,9 @@ def learning_rate_too_high(evidence: Evidence) -> Iterator[Finding]:
     milder = None if verdict is not None or probe is None else _blown_up_once(evidence, probe)
     if milder is not None and probe is not None:
         finding = _rate_finding(evidence, probe, milder)
-        summary = f"the loss blows up at the learning rate of {probe.lr or 0:.3g}; a smaller one learns at once and better"
+        summary = (
+            f"the loss blows up at a learning rate of {probe.lr or 0:.3g}; a smaller one learns at once, and better"
+        )
         yield replace(finding, summary=summary, confidence=0.82)
         return
     yield from _huge_updates(evidence, probe)

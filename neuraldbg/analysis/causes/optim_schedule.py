@@ -210,7 +210,7 @@ def _still_warming(evidence: Evidence, made: list[Fact], updates: Columns, taken
             "steps_to_full_rate": float(needed),
         },
         confidence=0.86,
-        inference=f"at this pace the full rate comes after {needed:.0f} steps: fewer than updates, far more than epochs",
+        inference=f"the full rate would come after {needed:.0f} steps: fewer than updates, far more than epochs",
     )
 
 

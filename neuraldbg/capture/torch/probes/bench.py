@@ -28,12 +28,17 @@ class Allowance:
     """Seconds of this thread's own work, within a limit on the clock: a busy machine gives less of them."""
 
     def __init__(self, seconds: float, most: float) -> None:
-        self._work = time.thread_time() + seconds
+        self._began = time.thread_time()
+        self._work = self._began + seconds
         self._clock = time.monotonic() + most
 
     @property
     def left_s(self) -> float:
         return min(self._work - time.thread_time(), self._clock - time.monotonic())
+
+    def raise_to(self, seconds: float) -> None:
+        """Allow for more work since the beginning; the clock's limit stays."""
+        self._work = max(self._work, self._began + seconds)
 
     def part(self, seconds: float) -> Allowance:
         """A share of it, not more than is left."""
