@@ -83,12 +83,16 @@ class Overfit:
     def recovers_better(self, name: str) -> Arm | None:
         """An arm that learns at once what the run's own settings blow up on, and ends lower than a longer run did."""
         arm = self.arms.get(name)
-        if arm is None or arm.diverged or not self.own.diverged or arm.updates > int(self.fact["run_updates"]):
+        if arm is None or arm.diverged or not self.own.diverged or arm.updates > self.run_updates:
             return None
         return arm if arm.last < min(CLEAR * self.first, LOWER * self.final) else None
 
     def _far_below_own(self, arm: Arm) -> bool:
         return self.own.last > 0 and arm.last < 0.3 * min(self.own.last, self.first)
+
+    @property
+    def run_updates(self) -> int:
+        return int(self.fact.get("run_updates") or 0)
 
     @property
     def optimizer(self) -> str:

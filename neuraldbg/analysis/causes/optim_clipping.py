@@ -174,9 +174,20 @@ def missing_gradient_clipping(evidence: Evidence) -> Iterator[Finding]:
     step, found = spike
     sound = probe is not None and not probe.own.diverged and probe.own.last < 0.7 * probe.first
     decided = sound and probe is not None and probe.failed and verdict is None
+    decided = decided or (probe is None and _learns_until_ruin(evidence))
     found = {**found, **(numbers(probe) if probe is not None else {})}
     severity = Severity.CRITICAL if decided else Severity.INFO
     yield _finding(evidence, step, found, 0.76 if decided else 0.45, severity)
+
+
+def _learns_until_ruin(evidence: Evidence) -> bool:
+    """Of a loss that begins below zero: its own settings learn ordinary batches, and the run ended in NaN."""
+    fact = evidence.probe("overfit")
+    if fact is None or not fact["from_initial"] or fact.get("run_first_loss") is None:
+        return False
+    own = fact["arms"]["own"]
+    ruined = fact.get("final_loss") is None and not own["diverged"] and own["updates"] >= LASTING
+    return bool(ruined and own["last"] is not None and own["last"] < fact["run_first_loss"])
 
 
 def _finding(

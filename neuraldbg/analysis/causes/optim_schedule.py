@@ -152,7 +152,7 @@ def _too_slow(evidence: Evidence, made: list[Fact], updates: Columns, taken: Col
     """Planned over as many steps as the run has updates, and stepped far less often."""
     count, steps = len(updates["step"]), len(taken["step"])
     lengths = [(fact, _planned(fact)) for fact in made]
-    if len(made) > 2:  # a warm-up and what follows it, one after the other
+    if len(made) > 1:  # a warm-up and what follows it, one after the other
         lengths.append((made[-1], sum(length or 0 for _, length in lengths)))
     for fact, planned in lengths:
         if not planned or not 0.8 <= planned / count <= 1.25 or steps > RARELY * count:

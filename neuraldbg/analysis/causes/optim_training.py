@@ -71,7 +71,7 @@ def _further(evidence: Evidence) -> dict[str, float] | None:
     if probe is None or not more or more["held_last"] is None or not np.isfinite(probe.final):
         return None
     gained = probe.first - probe.final
-    if gained <= 0 or more["updates"] > int(probe.fact["run_updates"]):
+    if gained <= 0 or more["updates"] > probe.run_updates:
         return None
     return {
         "further_updates": float(more["updates"]),
