@@ -19,6 +19,7 @@ FEW = 20  # updates: shorter runs say nothing about a schedule
 NEARLY_NOTHING = 0.01  # of the highest rate
 EARLY = 0.2  # of the run
 RARELY = 0.2  # scheduler steps per update: once an epoch, not once a batch
+SAME_SHAPE = 0.02  # of the length that each rate by itself tells
 FAR_OFF = 4.0  # times the scheduler steps of the run
 RESTARTING = ("CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR")
 LENGTHS = ("total_steps", "T_max", "total_iters")
@@ -154,6 +155,8 @@ def _too_slow(evidence: Evidence, made: list[Fact], updates: Columns, taken: Col
     lengths = [(fact, _planned(fact)) for fact in made]
     if len(made) > 1:  # a warm-up and what follows it, one after the other
         lengths.append((made[-1], sum(length or 0 for _, length in lengths)))
+    if not any(length for _, length in lengths):  # a function of the user's own: its rates tell
+        lengths.append((made[-1], _length_of_shape(_levels(updates["value"]))))
     for fact, planned in lengths:
         if not planned or not 0.8 <= planned / count <= 1.25 or steps > RARELY * count:
             continue
@@ -181,13 +184,28 @@ def _planned(fact: Fact) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
+def _levels(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rates in turn, each once."""
+    return np.concatenate([rates[:1], rates[1:][np.diff(rates) != 0]])
+
+
+def _length_of_shape(levels: NDArray[np.float64]) -> float | None:
+    """In how many steps a rate that falls along a line or a cosine would reach zero; None for other shapes."""
+    if len(levels) < 4 or levels[0] <= 0 or not (np.diff(levels) < 0).all() or levels[-1] < 0:
+        return None
+    taken, left = np.arange(1, len(levels)), levels[1:] / levels[0]
+    for ends in (taken / (1 - left), np.pi * taken / np.arccos(2 * left - 1)):
+        if float(np.ptp(ends)) < SAME_SHAPE * float(ends[-1]):
+            return float(ends[-1])
+    return None
+
+
 def _still_warming(evidence: Evidence, made: list[Fact], updates: Columns, taken: Columns) -> Finding | None:
     """A rate that rises from the first update to the last, far below the one it rises to, stepped once an epoch."""
     rates, count, steps = updates["value"], len(updates["step"]), len(taken["step"])
     base = max((rate for fact in made for rate in fact.get("base_rates") or [] if np.isfinite(rate)), default=0.0)
-    changes = rates[1:][np.diff(rates) != 0]
-    levels = np.concatenate([rates[:1], changes])
-    if not 3 <= steps <= RARELY * count or len(changes) < max(2, steps - 2) or not (np.diff(levels) > 0).all():
+    levels = _levels(rates)
+    if not 3 <= steps <= RARELY * count or len(levels) < max(3, steps - 1) or not (np.diff(levels) > 0).all():
         return None
     slope = float(np.median(np.diff(levels)))
     needed = steps + (base - float(rates[-1])) / slope
