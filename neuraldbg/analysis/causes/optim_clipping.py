@@ -28,7 +28,8 @@ MOST_JUMPS = 2000  # high losses that are looked at
     "gradient_clip_misuse",
     group="optim",
     auto="R",
-    explains=(*SLOW, "learning_rate_too_low", "insufficient_training", "missing_gradient_clipping",
+    explains=(*SLOW, "learning_rate_too_low", "insufficient_training", "insufficient_capacity",
+              "missing_gradient_clipping",
               "exploding_gradient", "diverging_loss", "loss_spike", "oscillating_loss", "nan_loss", "inf_loss",
               "nan_gradient", "learning_rate_too_high"),
     excludes=("missing_gradient_clipping",),
@@ -213,13 +214,16 @@ def _lasting_jump(evidence: Evidence) -> tuple[int, dict[str, float | str]] | No
         return None
     usual_of_all = float(np.median(loss.values[np.isfinite(loss.values)]))
     high = np.flatnonzero(np.isfinite(loss.values) & (loss.values > usual_of_all))
+    lost = np.flatnonzero(~np.isfinite(loss.values))
     for index in high[high >= EARLIEST][:MOST_JUMPS].tolist():
         before = loss.values[max(0, index - 200) : index]
         usual, high_end = (float(value) for value in np.quantile(before, (0.5, 0.9)))
         rest = loss.values[index:]
-        if not loss.values[index] > JUMP * high_end or len(rest) < LASTING:
+        if not loss.values[index] > high_end + (JUMP - 1) * max(abs(high_end), abs(usual)) or len(rest) < LASTING:
             continue
-        if not np.isfinite(rest[-1]) or float(np.median(rest)) > max(2 * usual, high_end):
+        known = rest[np.isfinite(rest)]
+        ruined = not np.isfinite(rest[-1]) and int(lost[lost >= index][0]) - index <= LASTING
+        if ruined or float(np.median(known)) > max(usual + abs(usual), high_end):
             found = _spike_near(norms.steps, norms.values, int(loss.steps[index]), usual)
             if found is not None:
                 return found

@@ -85,7 +85,8 @@ def _too_high(probe: Overfit | None) -> tuple[str, Arm] | None:
 
 def _holds_full_rate(probe: Overfit, warm: Arm, slower: Arm) -> bool:
     """After the warm-up the full rate learns as well as a smaller one: only the start was at fault."""
-    return warm.last <= max(1.5 * slower.last, 0.02 * probe.first) and warm.swings < 0.3
+    steady = warm.swings < 0.3 or warm.last < 0.05 * probe.first  # of nearly nothing every loss swings
+    return warm.last <= max(1.5 * slower.last, 0.02 * probe.first) and steady
 
 
 @cause(

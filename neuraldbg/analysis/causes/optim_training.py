@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.optim_arms import Overfit, numbers, overfit_of
+from neuraldbg.analysis.causes.optim_arms import Overfit, numbers, overfit_of, typical_ratio
 from neuraldbg.analysis.causes.optim_schedule import updates_per_epoch
 from neuraldbg.analysis.detectors.loss_curve import blocks_of, main_loss
 from neuraldbg.analysis.evidence import Evidence
@@ -20,6 +20,8 @@ FASTER = 0.3  # it falls faster than ever
 MORE = 0.25
 MUCH_MORE = 0.5  # of what the run gained, on batches held out of an experiment no longer than the run
 TINY_BATCH = 2
+LONG_ENOUGH = 100  # updates to learn one batch in
+MOVING = 1e-3  # of the weights in an update: a model that hardly moves shows nothing about its room
 
 
 @cause("insufficient_training", group="optim", auto="D", explains=("slow_convergence", "underfitting"), excludes=())
@@ -140,6 +142,7 @@ def insufficient_capacity(evidence: Evidence) -> Iterator[Finding]:
     if not reached or min(reached) < low:
         return
     proven = one is not None and guess is not None and one.last > low and guess[0] > 0.95 * guess[1]
+    proven = proven and one is not None and one.updates >= LONG_ENOUGH and (typical_ratio(evidence) or 0.0) > MOVING
     faster = any(name in probe.arms for name in ("one_batch", "lr_x10", "lr_x100"))
     if not proven and (not faster or min(reached) < max(0.6 * probe.first, 0.8 * probe.final)):
         return
