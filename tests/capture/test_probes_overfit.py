@@ -72,6 +72,18 @@ def test_a_run_that_learned_needs_no_other_arm(tmp_path: Path) -> None:
     assert list(found["arms"]) == ["own"]
 
 
+def test_a_run_that_is_on_its_way_is_taken_further(tmp_path: Path) -> None:
+    found = trained(tmp_path, lambda p: torch.optim.Adam(p, lr=0.005), steps=60)
+    more = found["continued"]
+    assert more["updates"] == 60
+    assert more["held_last"] < more["held_first"] < found["run_first_loss"]
+
+
+def test_faster_rates_are_not_tried_where_the_weights_move(tmp_path: Path) -> None:
+    found = trained(tmp_path, lambda p: torch.optim.Adam(p, lr=0.005), steps=30)
+    assert not {"lr_x100", "lr_x10000"} & set(found["arms"])
+
+
 def test_an_optimizer_of_the_users_own_is_not_imitated(tmp_path: Path) -> None:
     class Mine(torch.optim.SGD):
         pass

@@ -47,6 +47,7 @@ class Arm:
     diverged: bool = False
     swings: float = 0.0
     seconds: float = 0.0  # of the updates alone
+    moved: float = math.nan  # size of the first update over that of the weights, in the median of weight tensors
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     weights: Weights = field(default_factory=dict)
@@ -83,6 +84,7 @@ class Trial:
     change: Change = Change()
     backwards: int = 1
     first: float = math.nan  # mean loss over the samples before any update
+    at_update: int = 0  # of the run: where in its learning rates the arm begins
 
     def run(self, updates: int, time_left: Allowance, *, start: Weights | None = None) -> Arm:
         weights = start or self.stage.weights(initial=bool(self.stage.specimen.initial))
@@ -96,8 +98,10 @@ class Trial:
             if not math.isfinite(loss) or abs(loss) > BLOWN_UP * max(abs(self.first), 1e-3):
                 arm.diverged = True
                 break
+            before = {} if arm.updates else _weights(leaves)
             for trace, optimizer in zip(self.traces, optimizers, strict=True):
                 self._step(trace, optimizer, update)
+            arm.moved = _moved(leaves, before) if before else arm.moved
             arm.updates += 1
             if time_left.left_s <= 0 and update >= 3:
                 break
@@ -174,7 +178,7 @@ class Trial:
             clip_grad_value_(found, clip[1])
 
     def _step(self, trace: OptimizerTrace, optimizer: Optimizer, update: int) -> None:
-        rates = trace.rates[min(update, len(trace.rates) - 1)] if trace.rates else ()
+        rates = trace.rates[min(self.at_update + update, len(trace.rates) - 1)] if trace.rates else ()
         warm = min(1.0, (update + 1) / self.change.warm_up) if self.change.warm_up else 1.0
         for group, rate in zip(optimizer.param_groups, rates, strict=False):
             group["lr"] = rate * self.change.rate * warm
@@ -191,6 +195,17 @@ class Trial:
         arm.lowest = min(known, default=math.nan)
         pairs = list(zip(arm.losses, arm.losses[window:], strict=False))
         arm.swings = sum(later > before for before, later in pairs) / len(pairs) if pairs else 0.0
+
+
+def _weights(leaves: dict[int, Tensor]) -> dict[int, Tensor]:
+    return {number: leaf.detach().clone() for number, leaf in leaves.items() if leaf.dim() > 1}
+
+
+def _moved(leaves: dict[int, Tensor], before: dict[int, Tensor]) -> float:
+    with torch.no_grad():
+        shares = sorted(float((leaves[number] - old).norm() / old.norm()) for number, old in before.items())
+    known = [share for share in shares if math.isfinite(share)]
+    return known[len(known) // 2] if known else math.nan
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
