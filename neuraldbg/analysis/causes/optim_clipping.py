@@ -222,7 +222,7 @@ def _lasting_jump(evidence: Evidence) -> tuple[int, dict[str, float | str]] | No
         if not loss.values[index] > high_end + (JUMP - 1) * max(abs(high_end), abs(usual)) or len(rest) < LASTING:
             continue
         known = rest[np.isfinite(rest)]
-        ruined = not np.isfinite(rest[-1]) and int(lost[lost >= index][0]) - index <= LASTING
+        ruined = not np.isfinite(rest[-1]) and (high_end > 0 or int(lost[lost >= index][0]) - index <= LASTING)
         if ruined or float(np.median(known)) > max(usual + abs(usual), high_end):
             found = _spike_near(norms.steps, norms.values, int(loss.steps[index]), usual)
             if found is not None:
