@@ -159,10 +159,10 @@ class GradientFlow:
             if flow.watched is None and flow.updates == 0:
                 flow.watched = _first_values(optimizer)
             flow.inside += inside
-            site = self._updates.known(optimizer).site
-            self._when_read(self._read(optimizer), partial(self._reached, flow, site, self._source))
+            mine = weakref.ref(optimizer)
+            self._when_read(self._read(optimizer), partial(self._reached, flow, mine, self._source))
 
-    def _reached(self, flow: Flow, site: int, source: int, norms: Norms | None) -> None:
+    def _reached(self, flow: Flow, mine: weakref.ref[Optimizer], source: int, norms: Norms | None) -> None:
         if flow.before is None or norms is None:
             flow.content = None
             return
@@ -171,8 +171,9 @@ class GradientFlow:
             if flow.content is not None:
                 flow.content.append((source, flow.applied))
                 del flow.content[:-64]
-            if flow.applied == 0 and flow.reached in _NEVER_STEPPED_AT:  # the optimizer may be gone at the end
-                self._write(site, flow)
+            optimizer = mine()
+            if optimizer is not None and flow.applied == 0 and flow.reached in _NEVER_STEPPED_AT:
+                self._write(self._updates.known(optimizer).site, flow)  # it may be gone at the end
         flow.last = norms
 
     # -- updates -----------------------------------------------------------------------------------------------------
