@@ -49,8 +49,8 @@ def missing_activation(evidence: Evidence) -> Iterator[Finding]:
     operation at all.
     Why it matters: a product of matrices is one matrix: the layers together can do no more than the last one alone.
     Decides by: the graph of the first loss: what feeds what. A narrow layer in between (a bottleneck or a low-rank
-    factor), projections of an attention, and filters per channel (depthwise convolutions) are meant to be linear and
-    are left alone.
+    factor), projections of an attention, filters per channel (depthwise convolutions) and the seam between two parts
+    of a model are meant to be linear and are left alone.
     Usual cures: ReLU or GELU between the layers, or one layer instead of two.
     """
     shape = stack(evidence)
@@ -58,6 +58,8 @@ def missing_activation(evidence: Evidence) -> Iterator[Finding]:
         return
     pairs = [pair for pair in shape["pairs"] if _pointless(evidence, pair)]
     linear = not shape["activations"] and not shape["nonlinear"] and shape["weighted"] >= 2
+    if not linear:
+        pairs = [pair for pair in pairs if not _seam(evidence, pair)]
     if not pairs:
         return
     first = pairs[-1]
@@ -86,6 +88,12 @@ def _joint(evidence: Evidence, before: int, after: int) -> str | None:
     line = line_of_site(evidence, evidence.sites[before])
     called = line is not None and line == evidence.sites[before].source
     return line if called else defined(evidence, after) or defined(evidence, before)
+
+
+def _seam(evidence: Evidence, pair: list[Any]) -> bool:
+    """Two parts of a model meet here (an encoder and a projector): what passes may be wanted for itself."""
+    before, after = (evidence.sites[site].path.rpartition(".")[0] for site in pair[:2])
+    return bool(before and after and before != after)
 
 
 def _pointless(evidence: Evidence, pair: list[Any]) -> bool:

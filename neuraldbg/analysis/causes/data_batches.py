@@ -25,6 +25,7 @@ Fact = dict[str, Any]
 FEWEST_UPDATES = 10
 LATER_RUN = 30  # updates of one batch at the end of a run that began with others
 FEWEST_ROWS = 20  # different ones: below that a toy problem repeats its few cases on purpose
+REPLACED = 0.1  # share of followed batches that are not of the set
 COPIES = 0.3  # share of rows that are copies of another
 CHANCE = 10.0  # times as many equal pairs as chance would give
 OF_THE_ENTROPY = 0.3
@@ -197,6 +198,8 @@ def _copies_in_set(evidence: Evidence) -> Finding | None:
     fact = data_set(evidence)
     if fact is None or fact.get("chance_pairs") is None:
         return None
+    if int(fact.get("foreign") or 0) > REPLACED * int(fact.get("followed") or 0):
+        return None  # later batches are not of it: it is made anew while training goes on
     rows, distinct = int(fact["rows"]), int(fact.get("distinct_pairs") or fact["distinct"])
     copies = 1 - distinct / rows
     pairs = 0.5 * rows * (rows / distinct - 1)

@@ -266,7 +266,7 @@ class _Experiment:
         clipped = any(trace.clip is not None for trace in self.traces)
         small = min(_rows(sample) for sample in self.samples) <= SMALL_BATCH
         asked = [
-            ("no_dropout", self._failed() and self._mostly_dropped()),
+            ("no_dropout", self._open() and self._mostly_dropped()),
             ("scaled", self.backwards > 1),
             ("unclipped", clipped),
             ("weight_decay_0", bool(options.get("weight_decay"))),
