@@ -207,7 +207,7 @@ def learning_rate_too_low(evidence: Evidence) -> Iterator[Finding]:
     arms = [arm for name in ("lr_x10", "lr_x100", "lr_x10000") if (arm := probe.arms.get(name)) is not None]
     arms = [arm for arm in arms if not arm.diverged and arm.last < 0.7 * probe.first]
     arms = [arm for arm in arms if max(probe.share(probe.final, arm), probe.share(probe.own.last, arm)) < 0.3]
-    if not arms or ratio > TINY_RATIO or probe.own.swings > 0.35:
+    if not arms or ratio > TINY_RATIO:
         return
     arm = min(arms, key=lambda each: each.last)
     factor = arm.name.removeprefix("lr_x")

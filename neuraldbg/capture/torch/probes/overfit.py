@@ -259,9 +259,10 @@ class _Experiment:
         options = self.traces[0].options[0]
         failed = own.diverged or not own.last < 0.7 * self.first
         rose = own.diverged or own.swings > 0.3 or max(own.losses, default=0.0) > 1.5 * max(own.losses[:1], default=0.0)
-        slow = not own.diverged and own.swings < 0.4 and own.last > 0.5 * self.first
+        resting = not own.moved > STILL  # then swings are those of the batches
+        slow = not own.diverged and (resting or own.swings < 0.4) and own.last > 0.5 * self.first
         faster = FASTER[::-1] if own.last > 0.995 * self.first else FASTER  # hardly a move: far too slow, if anything
-        still = slow and not own.moved > STILL
+        still = slow and resting
         adaptive = "betas" in options or "alpha" in options
         clipped = any(trace.clip is not None for trace in self.traces)
         small = min(_rows(sample) for sample in self.samples) <= SMALL_BATCH
@@ -272,7 +273,7 @@ class _Experiment:
             ("weight_decay_0", bool(options.get("weight_decay"))),
             ("momentum_0.9", (_momentum(options) or 0.0) > 0.9),
             *((name, still) for name in (() if rose else faster)),
-            ("lr_x0.1", failed or self._failed() or own.swings > 0.3),
+            ("lr_x0.1", not resting and (failed or self._failed() or own.swings > 0.3)),
             ("warmup", failed and adaptive),
             ("lr_x0.01", failed and (rose or own.moved > STILL)),
             ("clipped", failed and rose and not clipped),
