@@ -50,6 +50,20 @@ def tags(n: int = 32) -> Batch:
     return x, (x[:, :4] > 0.3).float()
 
 
+class Heads(nn.Module):
+    """A head per tag, each squashed or not, joined side by side; or members whose votes are averaged."""
+
+    def __init__(self, squash: Callable[[Tensor], Tensor], *, voting: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.squash, self.voting = squash, voting
+        self.heads = nn.ModuleList(nn.Linear(6, 4 if voting else 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [self.squash(head(x)) for head in self.heads]
+        return torch.stack(made).mean(0) if self.voting else torch.cat(made, 1)
+
+
 class Tokens(nn.Module):
     """An embedding, one attention written by hand, scores per position or of the mean."""
 
@@ -220,6 +234,11 @@ def mean_square(out: Tensor, y: Tensor) -> Tensor:
     return ((out - y) ** 2).mean()
 
 
+def pinball(out: Tensor, y: Tensor) -> Tensor:
+    off = y - out
+    return torch.maximum(0.8 * off, -0.2 * off).mean()
+
+
 def simple(*arguments: object, **settings: object) -> Program:
     return lambda: run(*arguments, **settings)  # type: ignore[arg-type]
 
@@ -232,6 +251,8 @@ FAULTY: dict[str, list[Program]] = {
     "sigmoid_before_bce_with_logits": [
         simple(mlp(nn.Sigmoid()), tags, F.binary_cross_entropy_with_logits),
         simple(mlp(), tags, lambda out, y: nn.BCEWithLogitsLoss()(torch.sigmoid(out), y)),
+        simple(Heads(torch.sigmoid), tags, F.binary_cross_entropy_with_logits),
+        simple(Heads(torch.sigmoid, voting=True), tags, F.binary_cross_entropy_with_logits),
     ],
     "missing_log_softmax": [
         simple(mlp(), classes, F.nll_loss, steps=20),
@@ -246,6 +267,8 @@ FAULTY: dict[str, list[Program]] = {
     "broadcast_shape_bug": [
         simple(mlp(out=1), lambda: (numbers()[0], torch.randn(32)), mean_square),
         simple(mlp(out=1), numbers, lambda out, y: (y - out.squeeze()).abs().mean()),
+        simple(mlp(out=1), lambda: (numbers()[0], torch.randn(32)), pinball),
+        simple(mlp(out=1), numbers, lambda out, y: F.softplus(-y.sign() * out.squeeze()).mean()),
     ],
     "wrong_softmax_dim": [
         simple(mlp(nn.LogSoftmax(0)), classes, F.nll_loss),
@@ -297,6 +320,8 @@ HEALTHY: dict[str, list[Program]] = {
     "sigmoid_before_bce_with_logits": [
         simple(mlp(), tags, F.binary_cross_entropy_with_logits),
         simple(mlp(nn.Sigmoid()), tags, F.binary_cross_entropy),
+        simple(Heads(lambda x: x), tags, F.binary_cross_entropy_with_logits),
+        simple(Heads(torch.sigmoid, voting=True), tags, F.binary_cross_entropy),
     ],
     "missing_log_softmax": [
         simple(mlp(nn.LogSoftmax(1)), classes, F.nll_loss),
@@ -311,6 +336,11 @@ HEALTHY: dict[str, list[Program]] = {
         simple(mlp(out=1), numbers, mean_square),
         simple(mlp(), lambda: (torch.randn(8, 6), torch.randn(8, 4)),  # quantiles: all pairs, but of one sample
                lambda out, y: (y[:, None] - out[:, :, None]).abs().mean()),
+        simple(mlp(out=1), numbers, pinball),
+        simple(mlp(nn.Flatten(0), out=1), numbers,  # how far two sets of numbers lie apart: all pairs on purpose
+               lambda out, y: (out.view(-1, 1) - y.view(1, -1)).abs().mean()),
+        simple(mlp(out=1), lambda: (torch.randn(32, 6), torch.randn(1, 32)),  # a weight for every pair
+               lambda out, weights: (out * weights).square().mean()),
     ],
     "wrong_softmax_dim": [
         simple(Tokens(pooled=True), lambda: first_word(text()), F.cross_entropy),

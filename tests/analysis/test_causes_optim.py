@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from made_runs import MadeRun, made_run
 
 from neuraldbg.analysis.catalogue import catalogue
@@ -148,6 +149,21 @@ def test_large_first_updates_do_not(tmp_path: Path) -> None:
     assert told(tmp_path, write, "learning_rate_too_high") == {}
 
 
+def blown_up(run: MadeRun, final: float) -> None:
+    for step in range(100):
+        run.scalar("loss", step, 500.0 if step == 1 else 1.0 - step / 200)
+    overfit(run, final, {"own": arm(None), "lr_x0.1": arm(0.3), "lr_x0.01": arm(0.35)}, run_updates=200)
+
+
+def test_a_run_that_blew_up_and_stays_behind_a_smaller_rate_is_warned_about(tmp_path: Path) -> None:
+    found = told(tmp_path, lambda run: blown_up(run, 0.5), *RATES)["learning_rate_too_high"]
+    assert (found.severity, found.evidence["probe_loss_lr_x0.1"]) == (Severity.WARNING, 0.3)
+
+
+def test_a_run_that_blew_up_and_ended_lower_than_a_smaller_rate_is_not(tmp_path: Path) -> None:
+    assert told(tmp_path, lambda run: blown_up(run, 0.25), *RATES) == {}
+
+
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +208,33 @@ def test_adam_does_not_mind_the_scale(tmp_path: Path) -> None:
     assert told(tmp_path, write, "gradient_clip_misuse")["gradient_clip_misuse"].severity is Severity.INFO
 
 
+def test_a_limit_on_every_entry_is_misuse_where_its_absence_cures(tmp_path: Path) -> None:
+    def write(run: MadeRun) -> None:
+        loop(run, [Call.BACKWARD, Call.CLIP, Call.STEP], norm=math.nan, limit=1e-4)
+        overfit(run, 0.9, {"own": arm(0.95), "unclipped": arm(0.1)})
+
+    assert told(tmp_path, write, "gradient_clip_misuse")["gradient_clip_misuse"].severity is Severity.CRITICAL
+
+
+def test_a_limit_on_every_entry_that_the_run_learns_under_is_fine(tmp_path: Path) -> None:
+    def write(run: MadeRun) -> None:
+        loop(run, [Call.BACKWARD, Call.CLIP, Call.STEP], norm=math.nan, limit=1e-2)
+        overfit(run, 0.3, {"own": arm(0.4), "unclipped": arm(0.1)})
+
+    assert told(tmp_path, write, "gradient_clip_misuse") == {}
+
+
+def test_a_likelihood_below_zero_that_one_gradient_ends_wants_clipping(tmp_path: Path) -> None:
+    def write(run: MadeRun) -> None:
+        for step in range(100):
+            run.scalar("grad_norm", step, 500.0 if step == 15 else 1.0)
+            run.scalar("loss", step, 1.0 - step / 10 if step < 16 else 30.0 if step < 20 else math.nan)
+        overfit(run, None, {"own": arm(-2.0, swings=0.4), "lr_x0.1": arm(-1.9)})
+
+    found = told(tmp_path, write, *RATES)
+    assert [(one.kind, one.severity) for one in found.values()] == [("missing_gradient_clipping", Severity.CRITICAL)]
+
+
 def test_a_rare_gradient_that_ends_a_good_run_wants_clipping(tmp_path: Path) -> None:
     def write(run: MadeRun) -> None:
         for step in range(100):
@@ -219,7 +262,9 @@ def test_a_spike_that_passes_is_no_more_than_information(tmp_path: Path) -> None
 def scheduled(run: MadeRun, rates: list[float], taken: list[int], kind: str = "StepLR", **settings: Any) -> None:
     """`taken` = after which updates the scheduler steps; -1 = before the first."""
     optimizer = run.optimizer("SGD", lr=rates[0])
-    run.writer.fact("scheduler", **{"class": kind}, optimizer=optimizer, settings=settings, milestones=[], source=None)
+    base = [settings.pop("base", rates[0])]
+    about = {"class": kind, "settings": settings, "milestones": [], "base_rates": base, "source": None}
+    run.writer.fact("scheduler", optimizer=optimizer, **about)
     for _ in range(taken.count(-1)):
         run.call(Call.SCHEDULER, 0, optimizer)
     for step, rate in enumerate(rates):
@@ -262,6 +307,19 @@ def test_a_plan_over_all_updates_stepped_by_epochs(tmp_path: Path) -> None:
     assert found.evidence["planned_steps"] == 400
 
 
+def test_a_function_that_falls_over_all_updates_stepped_by_epochs(tmp_path: Path) -> None:
+    for number, shape in enumerate((lambda k: 1 - k / 400, lambda k: 0.5 + 0.5 * np.cos(np.pi * k / 400))):
+        rates = 0.1 * shape(np.arange(400) // 40)
+        found = schedule(tmp_path / str(number), rates, list(range(39, 400, 40)), "LambdaLR")
+        assert found is not None
+        assert found.evidence["planned_steps"] == pytest.approx(400)
+
+
+def test_a_function_that_falls_over_the_epochs_is_right(tmp_path: Path) -> None:
+    rates = 0.1 * (1 - np.arange(400) // 40 / 10)
+    assert schedule(tmp_path, rates, list(range(39, 400, 40)), "LambdaLR") is None
+
+
 def test_a_long_plan_that_was_cut_short_is_right(tmp_path: Path) -> None:
     rates = 0.05 * (np.cos(np.arange(400) // 40 / 1000) + 1)
     assert schedule(tmp_path, rates, list(range(39, 400, 40)), "CosineAnnealingLR", T_max=1000) is None
@@ -279,53 +337,19 @@ def test_warm_restarts_swing_on_purpose(tmp_path: Path) -> None:
     assert schedule(tmp_path, rates, list(range(400)), "CosineAnnealingWarmRestarts", T_0=40) is None
 
 
+def test_a_warm_up_of_updates_stepped_by_epochs(tmp_path: Path) -> None:
+    rates = 0.1 * (np.arange(400) // 40 + 1) / 100
+    found = schedule(tmp_path, rates, list(range(39, 400, 40)), "LambdaLR", base=0.1)
+    assert found is not None
+    assert (found.severity, round(float(found.evidence["steps_to_full_rate"]))) == (Severity.WARNING, 100)
+
+
+def test_a_warm_up_of_epochs_that_the_run_nearly_ends_is_right(tmp_path: Path) -> None:
+    rates = 0.1 * (np.arange(400) // 40 + 1) / 20
+    assert schedule(tmp_path, rates, list(range(39, 400, 40)), "LambdaLR", base=0.1) is None
+
+
 def test_a_scheduler_before_the_optimizer(tmp_path: Path) -> None:
     found = schedule(tmp_path, [0.1] * 60, [-1, 19, 39])
     assert found is not None
     assert "before the optimizer" in found.summary
-
-
-# -- accumulation ------------------------------------------------------------------------------------------------------
-
-
-def windows(run: MadeRun, factor: float, valid: list[int], count: int = 4) -> None:
-    run.writer.fact("accumulation", backwards_per_update=len(valid), updates_by_backwards={str(len(valid)): 100})
-    size = len(valid)
-    for step in range(count):
-        run.writer.fact("accumulation_window", step=step, backwards=size, sources=[0] * size, factors=[factor] * size,
-                        kinds=["NllLoss"] * size, reductions=["mean"] * size, valids=valid)  # fmt: skip
-
-
-def test_a_sum_of_means_that_blows_up_is_not_scaled(tmp_path: Path) -> None:
-    def write(run: MadeRun) -> None:
-        windows(run, 1.0, [8] * 16)
-        overfit(run, None, {"own": arm(None), "scaled": arm(0.01), "lr_x0.1": arm(0.02)}, backwards=16)
-
-    found = told(tmp_path, write, "gradient_accumulation_not_scaled")["gradient_accumulation_not_scaled"]
-    assert (found.severity, found.evidence["backwards_per_update"]) == (Severity.CRITICAL, 16.0)
-
-
-def test_a_sum_of_means_that_learns_is_information(tmp_path: Path) -> None:
-    def write(run: MadeRun) -> None:
-        windows(run, 1.0, [8] * 4)
-        overfit(run, 0.1, {"own": arm(0.05), "scaled": arm(0.2)}, backwards=4)
-
-    found = told(tmp_path, write, "gradient_accumulation_not_scaled")["gradient_accumulation_not_scaled"]
-    assert found.severity is Severity.INFO
-
-
-def test_losses_divided_by_their_number_are_scaled(tmp_path: Path) -> None:
-    assert told(tmp_path, lambda run: windows(run, 0.25, [8] * 4), "gradient_accumulation_not_scaled") == {}
-
-
-def test_means_over_unequal_counts_are_imbalanced(tmp_path: Path) -> None:
-    found = told(tmp_path, lambda run: windows(run, 0.25, [500, 16, 20, 480]), "accumulation_token_imbalance")
-    assert found["accumulation_token_imbalance"].evidence["largest_imbalance"] == 500 / 16
-
-
-def test_one_short_window_at_the_end_of_an_epoch_is_not(tmp_path: Path) -> None:
-    def write(run: MadeRun) -> None:
-        windows(run, 0.25, [32, 32, 32, 32], count=5)
-        windows(run, 0.25, [32, 32, 32, 8], count=1)
-
-    assert told(tmp_path, write, "accumulation_token_imbalance") == {}

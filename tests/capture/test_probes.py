@@ -329,3 +329,52 @@ def test_padding_and_real_tokens_are_told_apart(tmp_path: Path) -> None:
     assert (found["pad_id"], found["side"], found["embedding"]) == (0, "right", "embed")
     assert found["pad_gradient"] == 0.0
     assert found["real_gradient"] > 0
+
+
+class OwnLoss(nn.Module):
+    """Is given the labels first, and puts out its loss."""
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.inner = Attention(causal=causal)
+
+    def forward(self, labels: Tensor, ids: Tensor) -> Tensor:
+        return functional.cross_entropy(self.inner(ids).transpose(1, 2), labels)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_model_that_puts_out_its_loss_is_read_at_its_last_layer(tmp_path: Path, causal: bool) -> None:
+    model = OwnLoss(causal=causal)
+    with watching(tmp_path):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(24):
+            ids, target = text()
+            optimizer.zero_grad()
+            model(target, ids).backward()
+            optimizer.step()
+    told = probes(tmp_path)["future_token"]
+    assert told["leaks"] is not causal
+
+
+class OverNodes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.edges = torch.eye(16).roll(1, 0) + torch.eye(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.edges @ self.first(x)
+
+
+def test_the_nodes_of_a_graph_are_joined_on_purpose(tmp_path: Path) -> None:
+    told = run_of(tmp_path, OverNodes(), classes, functional.cross_entropy)["cross_sample"]
+    assert told["leaks"]
+    assert told["given"]
+
+
+def test_a_large_batch_hides_no_attention_over_it(tmp_path: Path) -> None:
+    attends = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0)
+    model = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 16), attends, nn.Flatten(), nn.Linear(32, 3))
+    told = run_of(tmp_path, model, lambda: classes(400), functional.cross_entropy)["cross_sample"]
+    assert told["leaks"]
+    assert told["layer_class"] in ("MultiheadAttention", "TransformerEncoderLayer")

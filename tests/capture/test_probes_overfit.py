@@ -21,8 +21,16 @@ def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MOST_SECONDS", 60.0)
 
 
-def trained(folder: Path, make: Any, *, steps: int = 30, clip: float | None = None, **options: Any) -> dict[str, Any]:
-    model = net()
+def trained(
+    folder: Path,
+    make: Any,
+    *,
+    model: nn.Module | None = None,
+    steps: int = 30,
+    clip: float | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    model = net() if model is None else model
     torch.manual_seed(0)
     w = torch.randn(4, 1)
     with watching(folder, **options):
@@ -62,6 +70,18 @@ def test_a_run_that_learned_needs_no_other_arm(tmp_path: Path) -> None:
     found = trained(tmp_path, lambda p: torch.optim.Adam(p, lr=0.05), steps=120)
     assert found["final_loss"] < 0.1 * found["run_first_loss"]
     assert list(found["arms"]) == ["own"]
+
+
+def test_a_run_that_is_on_its_way_is_taken_further(tmp_path: Path) -> None:
+    found = trained(tmp_path, lambda p: torch.optim.Adam(p, lr=0.005), steps=60)
+    more = found["continued"]
+    assert more["updates"] == 60
+    assert more["held_last"] < more["held_first"] < found["run_first_loss"]
+
+
+def test_faster_rates_are_not_tried_where_the_weights_move(tmp_path: Path) -> None:
+    found = trained(tmp_path, lambda p: torch.optim.Adam(p, lr=0.005), steps=30)
+    assert not {"lr_x100", "lr_x10000"} & set(found["arms"])
 
 
 def test_an_optimizer_of_the_users_own_is_not_imitated(tmp_path: Path) -> None:
@@ -116,3 +136,10 @@ def test_schedulers_are_written_down_with_their_settings(tmp_path: Path) -> None
     (found,) = facts(tmp_path, "scheduler")
     assert (found["class"], found["settings"]["step_size"]) == ("StepLR", 5)
     assert found["source"].rpartition("/")[2].startswith("test_probes_overfit.py:")
+
+
+def test_dropout_that_leaves_next_to_nothing_is_tried_without(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.97), nn.Linear(32, 1))
+    found = trained(tmp_path, lambda p: torch.optim.Adam(p, lr=0.01), model=model, steps=60)
+    assert found["arms"]["no_dropout"]["last"] < 0.5 * min(found["arms"]["own"]["last"], found["final_loss"])

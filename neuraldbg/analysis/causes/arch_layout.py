@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.arch_reading import defined
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.records import Finding, Severity
+from neuraldbg.records import Finding, Severity, SiteKind
 
 BLIND = 1e-6  # change of a sample's own output: it does not depend on its own input at all
 CLEARLY = 0.02  # change of the other samples' outputs, relative to the changed one's own
+EVERYBODY = 0.5  # share of the others that change: one of N that an attention averages over moves each by 1/N or so
 RECURRENT = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell")
 ATTENDING = (
     "MultiheadAttention",
@@ -38,7 +39,8 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
     Why it matters: samples are mixed with each other; the model learns from neighbours it will not have in use, and its
     results depend on how a batch is put together.
     Decides by: a probe after the run that replaces one sample of a recorded batch and compares the outputs of the
-    others, in evaluation mode; the first layer at which they change is named.
+    others, in evaluation mode; the first layer at which they change is named. Nodes of a graph that are joined by a
+    constant matrix or a list of edges are meant to depend on each other.
     Usual cures: batch_first=True, or x.transpose(0, 1) before the layer; permute instead of view.
     """
     ran = evidence.probe("cross_sample")
@@ -49,11 +51,13 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
     square = len(shape) == 2 and shape[0] == shape[1] == ran.get("samples")
     blind = ran.get("own") is not None and ran["own"] < BLIND
     sure = blind or ran.get("own_axis_hint") is not None
-    if not ran.get("leaks") or (ran.get("leak") or 0) < CLEARLY or square or not sure:
-        return
-    if ran.get("op") in SOFTMAX:
-        return  # another cause's case
     site, kind = ran.get("layer_site"), str(ran.get("layer_class") or "")
+    spreads = kind in (*RECURRENT, *ATTENDING) and (ran.get("leak_share") or 0) > EVERYBODY
+    clearly = (ran.get("leak") or 0) >= CLEARLY or spreads
+    if not ran.get("leaks") or not clearly or square or not sure:
+        return
+    if ran.get("given") or (ran.get("op") in SOFTMAX and not spreads):
+        return  # the nodes of a graph; another cause's case
     layer = evidence.name(site) or ran.get("layer") or None
     what, how = _what(kind, str(ran.get("op") or ""))
     yield Finding(
@@ -63,7 +67,7 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
         step=0,
         layer=layer,
         op=ran.get("op"),
-        source=ran.get("source") or defined(evidence, site),
+        source=_made(evidence, site, kind) or ran.get("source") or defined(evidence, site),
         evidence={
             "change_of_other_samples": float(ran["leak"]),
             "share_of_other_samples_changed": float(ran.get("leak_share") or 0.0),
@@ -74,6 +78,17 @@ def wrong_tensor_layout(evidence: Evidence) -> Iterator[Finding]:
         confidence=0.9,
         inference=how,
     )
+
+
+def _made(evidence: Evidence, site: int | None, kind: str) -> str | None:
+    """The line where batch_first belongs: of a layer that torch made inside of another (and copied), the other's."""
+    if site not in evidence.sites or kind not in (*RECURRENT, *ATTENDING):
+        return None
+    own = evidence.sites[site]
+    above = [one for one in evidence.of_kind(SiteKind.MODULE) if one.model == own.model]
+    around = [one for one in above if own.path == one.path or own.path.startswith(f"{one.path}.")]
+    lines = (defined(evidence, one.id) for one in sorted(around, key=lambda one: -len(one.path)) if one.defined)
+    return next(lines, None)
 
 
 def _what(kind: str, op: str) -> tuple[str, str]:

@@ -16,6 +16,8 @@ from neuraldbg.analysis.causes.arch_reading import (
     stack,
     weights,
 )
+from neuraldbg.analysis.causes.loss_terms import line_of_site, written
+from neuraldbg.analysis.causes.optim_arms import overfit_of
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Kind, Severity
 
@@ -28,6 +30,8 @@ SHRANK = 1e-3
 STEADY = 0.9  # correlation of the logarithm of the spread with depth
 USUAL_GAIN = (0.2, 2.5)
 MOSTLY_DROPPED = 0.8
+LEARNS = 0.8  # of the first loss: what a short training without dropout must reach
+SO_FAR = 0.4  # of what it gained is the most that the run, and the same training with dropout, may have gained
 DROPOUT_COSTS = 1.5  # times the loss without dropout
 
 
@@ -40,11 +44,13 @@ DROPOUT_COSTS = 1.5  # times the loss without dropout
 def missing_activation(evidence: Evidence) -> Iterator[Finding]:
     """Linear layers follow each other with nothing in between.
 
-    Finds: a linear or convolution layer that takes another one's output as it is, with no narrower layer between them,
-    and networks of two or more such layers that hold no non-linear operation at all.
+    Finds: a linear or convolution layer that takes another one's output as it is, or only scaled or thinned out by
+    dropout, with no narrower layer between them, and networks of two or more such layers that hold no non-linear
+    operation at all.
     Why it matters: a product of matrices is one matrix: the layers together can do no more than the last one alone.
     Decides by: the graph of the first loss: what feeds what. A narrow layer in between (a bottleneck or a low-rank
-    factor) and projections of an attention are meant to be linear and are left alone.
+    factor), projections of an attention, filters per channel (depthwise convolutions) and the seam between two parts
+    of a model are meant to be linear and are left alone.
     Usual cures: ReLU or GELU between the layers, or one layer instead of two.
     """
     shape = stack(evidence)
@@ -52,6 +58,8 @@ def missing_activation(evidence: Evidence) -> Iterator[Finding]:
         return
     pairs = [pair for pair in shape["pairs"] if _pointless(evidence, pair)]
     linear = not shape["activations"] and not shape["nonlinear"] and shape["weighted"] >= 2
+    if not linear:
+        pairs = [pair for pair in pairs if not _seam(evidence, pair)]
     if not pairs:
         return
     first = pairs[-1]
@@ -63,7 +71,7 @@ def missing_activation(evidence: Evidence) -> Iterator[Finding]:
         f"{evidence.name(first[0])} feeds {evidence.name(first[1])} with no activation in between: {whole}",
         step=0,
         layer=evidence.name(first[0]),
-        source=defined(evidence, first[1]) or defined(evidence, first[0]),
+        source=_joint(evidence, first[0], first[1]),
         evidence={
             "pairs": "; ".join(named[:4]),
             "linear_pairs": len(pairs),
@@ -73,6 +81,19 @@ def missing_activation(evidence: Evidence) -> Iterator[Finding]:
         confidence=0.93 if linear else 0.8,
         inference="Without a non-linearity consecutive linear maps collapse into a single one.",
     )
+
+
+def _joint(evidence: Evidence, before: int, after: int) -> str | None:
+    """The line on which an activation belongs: where the first layer is called, or stands in a container."""
+    line = line_of_site(evidence, evidence.sites[before])
+    called = line is not None and line == evidence.sites[before].source
+    return line if called else defined(evidence, after) or defined(evidence, before)
+
+
+def _seam(evidence: Evidence, pair: list[Any]) -> bool:
+    """Two parts of a model meet here (an encoder and a projector): what passes may be wanted for itself."""
+    before, after = (evidence.sites[site].path.rpartition(".")[0] for site in pair[:2])
+    return bool(before and after and before != after)
 
 
 def _pointless(evidence: Evidence, pair: list[Any]) -> bool:
@@ -248,34 +269,59 @@ def _repeated_blocks(evidence: Evidence, rows: dict[int, dict[str, float]]) -> l
 def dropout_too_high(evidence: Evidence) -> Iterator[Finding]:
     """Dropout removes nearly all of the signal.
 
-    Finds: a dropout probability of 0.8 or more, with a loss on the last batch that is far lower when dropout is off.
+    Finds: a dropout probability of 0.8 or more (of a module, or as the graph shows it), with a loss on the last batch
+    that is far lower when dropout is off; or a run that learned next to nothing, whose batches are learned from the
+    same start without dropout, and not with it.
     Why it matters: what is left of the signal is mostly noise: the network learns slowly or not at all.
-    Decides by: the modules' own p, and a probe of the last batch with and without dropout.
-    Usual cures: p between 0.1 and 0.5; dropout after wide layers only; not twice in a row.
+    Decides by: the modules' own p, a probe of the last batch with and without dropout, and a short training on recorded
+    batches with and without it. Strong dropout in a network that learns all the same is left alone.
+    Usual cures: p between 0.1 and 0.5; dropout after wide layers only; not twice in a row. p is the share to drop, not
+    to keep.
     """
     ran = evidence.probe("train_eval")
     if ran is None:
         evidence.cannot("dropout_too_high", evidence.why_no_probe("train_eval"))
         return
-    largest, noisy, quiet = ran.get("largest_dropout"), ran.get("loss_train"), ran.get("loss_no_dropout")
-    if largest is None or largest < MOSTLY_DROPPED:
+    noisy, quiet = ran.get("loss_train"), ran.get("loss_no_dropout")
+    largest = max(ran.get("largest_dropout") or 0.0, (stack(evidence) or {}).get("dropped") or 0.0)
+    if largest < MOSTLY_DROPPED:
         return
     costs = noisy is not None and quiet is not None and noisy > DROPOUT_COSTS * quiet
-    site = next((s for s in evidence.sites.values() if s.op is not None and "Dropout" in s.op), None)
-    numbers = {"loss_with_dropout": noisy, "loss_without": quiet, "noise": ran.get("train_noise")}
+    arm = _learns_without(evidence, quiet)
+    site = _dropout_site(evidence, largest)
+    after = (stack(evidence) or {}).get("dropped_after")
+    numbers = {"loss_with_dropout": noisy, "loss_without": quiet, "noise": ran.get("train_noise"), **arm}
     yield Finding(
         "dropout_too_high",
-        Severity.WARNING if costs or (ran.get("train_noise") or 0) > 1 else Severity.INFO,
+        Severity.WARNING if costs or arm or (ran.get("train_noise") or 0) > 1 else Severity.INFO,
         f"dropout drops {largest:.0%} of the units in training",
         step=0,
-        layer=evidence.name(_dropout_site(evidence, largest) or site),
-        source=defined(evidence, None if site is None else site.id),
+        layer=evidence.name(after if site is None else site),
+        source=defined(evidence, site) if site is not None else written(evidence, r"dropout\("),
         evidence={"p": float(largest), **{name: value for name, value in numbers.items() if value is not None}},
-        confidence=0.9 if costs else 0.7,
+        confidence=0.9 if costs else 0.85 if arm else 0.7,
         inference="Two passes over the same batch hardly agree: the gradient is mostly noise.",
     )
 
 
+def _learns_without(evidence: Evidence, quiet: float | None) -> dict[str, float]:
+    """Losses of a short training without dropout, where that learned what the run did not."""
+    probe = overfit_of(evidence)
+    arm = None if probe is None else probe.arms.get("no_dropout")
+    if probe is None or arm is None or not probe.failed or arm.diverged or not arm.last < LEARNS * probe.first:
+        return {}
+    reached = [probe.final, probe.own.last, *([] if quiet is None else [quiet])]
+    if any(probe.share(loss, arm) > SO_FAR for loss in reached if np.isfinite(loss)):
+        return {}
+    return {
+        "loss_at_start": probe.first,
+        "probe_loss_with_dropout": float(probe.own.last) if np.isfinite(probe.own.last) else probe.first,
+        "probe_loss_without_dropout": arm.last,
+    }
+
+
 def _dropout_site(evidence: Evidence, p: float) -> int | None:
     facts = [fact for fact in evidence.facts("dropout") if abs(fact.get("p", 0) - p) < 1e-9]
-    return facts[0]["site"] if facts else None
+    if facts:
+        return int(facts[0]["site"])
+    return next((site.id for site in evidence.sites.values() if site.op is not None and "Dropout" in site.op), None)

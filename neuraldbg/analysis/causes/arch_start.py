@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from neuraldbg.analysis.causes.arch_reading import (
     gradient_rms,
     weights,
 )
+from neuraldbg.analysis.causes.loss_terms import written
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Kind, Severity
 
@@ -55,7 +57,8 @@ DEAD = 0.9
 def bad_init(evidence: Evidence) -> Iterator[Finding]:
     """Weights or biases start constant, far too large or far too small.
 
-    Finds: layers whose units start as copies of one another and are still copies after ten updates; weights so large
+    Finds: layers whose units start as copies of one another and are still copies after ten updates and at the end, up
+    to rounding (of a recurrent layer one per gate); weights so large
     that sigmoid or tanh outputs start in their flat part or activations blow up with depth; weights so small that the
     signal and the gradient are gone after a few layers; biases so negative that ReLU units are dead from the start.
     Why it matters: equal units stay equal, so a wide layer has one unit; saturated or vanishing layers get no gradient.
@@ -73,22 +76,46 @@ def bad_init(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _copies(evidence: Evidence) -> Iterator[Finding]:
-    still = {fact["site"] for fact in evidence.facts("rows_later") if fact.get("equal")}
-    changed = {fact["site"] for fact in evidence.facts("rows_later") if fact.get("equal") is False}
-    equal = [weight for weight in weights(evidence) if weight.equal_rows and weight.site in still - changed]
+    looks: dict[int, list[dict[str, Any]]] = {}
+    for fact in evidence.facts("rows_later"):
+        looks.setdefault(fact["site"], []).append(fact)
+    still = {site for site, facts in looks.items() if all(_still_equal(fact) for fact in facts)}
+    few = {site for site, facts in looks.items() if all(_few_units(fact, facts[-1]) for fact in facts)}
+    equal = [
+        weight
+        for weight in weights(evidence)
+        if weight.equal_rows
+        and (
+            weight.site in still or (weight.site in few and looks[weight.site][-1]["different"] <= weight.shape[0] / 4)
+        )
+    ]
     if not equal or evidence.updates < 10:
         return
     first = equal[0]
     constant = first.low == first.high
     value = f" (every weight is {first.low:g})" if constant else ""
-    yield _finding(
+    kinds = 1 if first.site in still else int(looks[first.site][-1]["different"])
+    left = "it has one unit in effect" if kinds == 1 else f"there are {kinds} different ones in effect"
+    found = _finding(
         evidence,
         first,
-        f"all {first.shape[0]} units of {first.layer} start equal{value} and stay equal: it has one unit in effect",
+        f"all {first.shape[0]} units of {first.layer} start equal{value} and stay copies: {left}",
         {"units": first.shape[0], "layers_with_equal_units": len(equal), "lowest": first.low, "highest": first.high},
         0.97,
         "Units with equal weights get equal gradients; nothing ever tells them apart.",
     )
+    line = written(evidence, r"constant_\(|fill_\(|zeros_\(|ones_\(") if constant else None
+    yield replace(found, source=line or found.source)
+
+
+def _still_equal(fact: dict[str, Any]) -> bool:
+    """Copies, up to the rounding of sums in different order."""
+    return bool(fact.get("equal")) or (fact.get("different") == 1 and (fact.get("moved") or 0.0) > 0)
+
+
+def _few_units(fact: dict[str, Any], last: dict[str, Any]) -> bool:
+    """Units that have moved, and only in a few groups: the gates of a recurrent layer."""
+    return bool(fact.get("different")) and fact["different"] == last.get("different") and (fact.get("moved") or 0) > 0
 
 
 def _too_large(evidence: Evidence) -> Iterator[Finding]:

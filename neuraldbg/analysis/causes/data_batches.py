@@ -25,6 +25,7 @@ Fact = dict[str, Any]
 FEWEST_UPDATES = 10
 LATER_RUN = 30  # updates of one batch at the end of a run that began with others
 FEWEST_ROWS = 20  # different ones: below that a toy problem repeats its few cases on purpose
+REPLACED = 0.1  # share of followed batches that are not of the set
 COPIES = 0.3  # share of rows that are copies of another
 CHANCE = 10.0  # times as many equal pairs as chance would give
 OF_THE_ENTROPY = 0.3
@@ -53,7 +54,8 @@ def constant_batch(evidence: Evidence) -> Iterator[Finding]:
     its loader or the variable it is cut from holds more samples.
     Why it matters: the loss falls as it should, but on these few samples only; the rest of the data is never seen.
     Decides by: the hash of every training input, the number of iterators made and batches drawn from the loader, and
-    the rows of the data set that the batch was found in. Training on the whole set in one batch is no fault.
+    the rows of the data set, or the text or series, that the batch was found in. Training on the whole set in one
+    batch is no fault.
     Usual cures: iterate (`for x, y in loader`) instead of calling next(iter(loader)) in the loop; move the index;
     draw new indices each step; do not seed inside the loop.
     """
@@ -66,7 +68,11 @@ def constant_batch(evidence: Evidence) -> Iterator[Finding]:
         ends = start + length == len(one.digests)
         if length < FEWEST_UPDATES or not (whole or (ends and length >= max(LATER_RUN, len(one.digests) // 2))):
             continue
-        proof = _from_loader(evidence, one, start) or _from_set(evidence, whole=whole)
+        proof = (
+            _from_loader(evidence, one, start)
+            or _from_set(evidence, whole=whole)
+            or (_from_sequence(evidence) if whole else None)
+        )
         if proof is None:
             continue
         severity, confidence, source, text, numbers = proof
@@ -145,6 +151,26 @@ def _from_set(evidence: Evidence, *, whole: bool) -> Proof | None:
     return Severity.CRITICAL, 0.92, None, text, numbers
 
 
+def _from_sequence(evidence: Evidence) -> Proof | None:
+    """The rows are cut from a long text or series, anew for every update, and always at the same places."""
+    fact = evidence.fact("sequence_cut")
+    if fact is None:
+        return None
+    numbers: dict[str, float | str] = {
+        "sequence": fact["name"],
+        "length": float(fact["length"]),
+        "batch_size": float(fact["batch"]),
+        "window": float(fact["window"]),
+    }
+    text = (
+        f"every update is given the same {fact['batch']} pieces of {fact['window']} out of the {fact['length']} "
+        f"elements of {fact['name']}"
+    )
+    if fact["same_object"]:
+        return Severity.INFO, 0.4, None, text, numbers
+    return Severity.CRITICAL, 0.93, None, text, numbers
+
+
 @cause(
     "duplicate_data",
     group="data",
@@ -172,6 +198,8 @@ def _copies_in_set(evidence: Evidence) -> Finding | None:
     fact = data_set(evidence)
     if fact is None or fact.get("chance_pairs") is None:
         return None
+    if int(fact.get("foreign") or 0) > REPLACED * int(fact.get("followed") or 0):
+        return None  # later batches are not of it: it is made anew while training goes on
     rows, distinct = int(fact["rows"]), int(fact.get("distinct_pairs") or fact["distinct"])
     copies = 1 - distinct / rows
     pairs = 0.5 * rows * (rows / distinct - 1)

@@ -3,6 +3,7 @@ that belong to other samples."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -173,11 +174,19 @@ def missing_regularisation(evidence: Evidence) -> Iterator[Finding]:
         f"loss on other data rises from {found.lowest:.3g} to {found.last:.3g} while the training loss falls to "
         f"{found.train:.2g}; there is no weight decay, dropout or augmentation",
         step=found.step,
+        layer=_largest(evidence),
         source=optimizer_line(evidence),
         evidence=_numbers(evidence, found) | {"samples": "unknown" if rows is None else float(rows)},
         confidence=0.82 if found.loud else 0.5,
         inference="after this step the model learns what is particular to its training samples",
     )
+
+
+def _largest(evidence: Evidence) -> str | None:
+    """The layer with the most weights, where a restraint tells most."""
+    known = [site for site in evidence.of_kind(SiteKind.PARAMETER) if site.shape]
+    largest = max(known, key=lambda site: math.prod(site.shape or ()), default=None)
+    return None if largest is None else evidence.layer_of(largest)
 
 
 def _numbers(evidence: Evidence, found: Overfit) -> dict[str, float | str]:

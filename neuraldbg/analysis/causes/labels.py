@@ -16,12 +16,17 @@ from neuraldbg.analysis.causes.loss_terms import (
     line_of_loss,
     loss_terms,
     not_recorded,
+    output_layer,
     speaks_of_classes,
+    written,
 )
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
 _POOR = ("loss_plateau", "underfitting", "slow_convergence", "no_learning", "constant_output", "insufficient_capacity")
+TOLD_APART = 0.6  # probability of the own label among all labels but the common one
+EVENLY = 0.3
+MANY = 60  # samples
 LATE = 50  # updates after which a model has had its chance to tell classes apart
 Judged = tuple[Severity, float, str, dict[str, float | str]]
 
@@ -55,6 +60,7 @@ def wrong_loss_for_labels(evidence: Evidence) -> Iterator[Finding]:
             severity,
             text,
             step=term.step,
+            layer=output_layer(evidence, term),
             source=line_of_loss(evidence, term),
             evidence={"loss": term.kind, **numbers},
             confidence=confidence,
@@ -165,7 +171,9 @@ def corrupted_labels(evidence: Evidence) -> Iterator[Finding]:
     share of every other class has fallen.
     Why it matters: the model learns the mistake.
     Decides by: counts and range of the targets at the loss, the error of the script, and for fallen labels the mean
-    probabilities per label at the end of the run: lost to one label, in the same share, by every other class.
+    probabilities per label at the end of the run: lost to one label, in the same share, by every other class, while
+    those classes are told apart from each other. (A common class that merely overlaps with the others takes more from
+    some of their samples than from others.)
     Usual cures: look at the rows in question; repair the code table or the parser; drop rows without a label.
     """
     found = _out_of_bounds(evidence)
@@ -178,6 +186,8 @@ def corrupted_labels(evidence: Evidence) -> Iterator[Finding]:
         return
     severity, confidence, text, numbers = found
     line = next((line_of_loss(evidence, term) for term in terms), None)
+    if "share_fallen" in numbers:  # a code table that answers so whenever it knows no better
+        line = written(evidence, rf"\.get\(.*,\s*{numbers['label']:g}\s*\)") or line
     yield Finding(
         "corrupted_labels",
         severity,
@@ -235,7 +245,9 @@ def _sentinel(term: LossTerm) -> Judged | None:
 
 def _fallen(term: LossTerm) -> Judged | None:
     """The mean probabilities of the samples of label k: the rest of the probability lies on one other label, for every
-    k, and in the same share."""
+    k, and in the same share. Where classes overlap as well: they are told apart from each other, but not from that one,
+    and none of their samples more than another. (Classes that overlap with a common one are less even: the spread is
+    0.4 and more of sqrt(p (1 - p)) for Gaussians that can be told apart so well.)"""
     matrix = np.array(term.last.get("confusion") or [], float)
     if len(matrix) < 4 or term.kind not in OVER_CLASSES or int(term.last.get("at_step", 0)) < LATE:
         return None
@@ -246,10 +258,12 @@ def _fallen(term: LossTerm) -> Judged | None:
         return None
     lost = matrix[others, into]
     kept = np.array([matrix[k, k] for k in others])
-    elsewhere = 1 - lost - kept
-    if lost.min() < 0.3 or lost.max() - lost.min() > 0.25 or elsewhere.max() > 0.1 or kept.min() < 0.1:
+    if lost.min() < 0.3 or lost.max() - lost.min() > 0.25 or kept.min() < 0.1:
         return None
-    if (term.last.get("spread_into_major") or 1.0) > 0.2:
+    spread = term.last.get("spread_into_major") or 1.0
+    apart = float((1 - lost - kept).max()) <= 0.1 and spread <= 0.2
+    told = float((kept / np.maximum(1 - lost, 1e-9)).min()) >= TOLD_APART and sum(rows[k] for k in others) >= MANY
+    if not apart and not (told and spread <= EVENLY * math.sqrt(lost.mean() * (1 - lost.mean()))):
         return None  # sure of some samples and unsure of others: classes that overlap, not labels that fell
     text = f"the same share of every class ({lost.mean():.0%}) carries label {into}"
     return (

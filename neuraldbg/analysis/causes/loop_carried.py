@@ -20,6 +20,7 @@ from neuraldbg.analysis.causes.loop_reading import (
     trained_models,
     variable,
 )
+from neuraldbg.analysis.causes.loss_score import learns_its_baseline
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Call, Finding, Severity
 
@@ -55,7 +56,8 @@ def missing_detach(evidence: Evidence) -> Iterator[Finding]:
 
     Finds: updates that apply gradients of a loss which belongs to another optimizer (a discriminator's loss that
     reaches the generator), regression targets that carry a graph (a bootstrapped target computed by a network
-    without detach), and losses carried on from earlier updates.
+    without detach), advantages that carry the graph of the value they are measured against, and losses carried on
+    from earlier updates.
     Why it matters: the second network is pushed to help the first one's loss, or the target moves to meet the
     prediction: training becomes unstable or settles on a trivial answer.
     Decides by: which parameters each backward reaches, which backward lines are in the gradients that a step applies
@@ -70,6 +72,7 @@ def missing_detach(evidence: Evidence) -> Iterator[Finding]:
         yield finding
     if not found:
         yield from _moving_targets(evidence, reaches)
+        yield from learns_its_baseline(evidence)
         yield from _carried_loss(evidence)
 
 

@@ -283,8 +283,10 @@ def optimizer_step_missing(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "optimizer_step_missing",
             Severity.CRITICAL,
-            f"{name}.step() is never called: {evidence.backwards} backward passes, and no parameter has moved",
+            f"{name}.step() is never called: {evidence.backwards} backward passes, and no parameter "
+            + ("it owns has moved" if stepping(evidence) else "has moved"),
             step=0,
+            layer=deepest_layer(evidence, sorted(mine)) if stepping(evidence) else None,
             source=evidence.line_of(Call.BACKWARD),
             evidence={
                 "optimizer": name,

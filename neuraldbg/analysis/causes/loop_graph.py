@@ -95,11 +95,26 @@ def detached_graph(evidence: Evidence) -> Iterator[Finding]:
         after = fact["after"]
         with_mode = [site for site in layers if site not in fact["without_grad_mode"]]
         at_exit = after is None and fact["model_output_without_graph"]
-        proven = fact["shares_memory"] or (after is not None and fact["all_before"]) or at_exit
-        if not with_mode or not proven:
+        proven = fact["shares_memory"] or (after is not None and fact["all_before"]) or at_exit or _followed_cut(fact)
+        if not with_mode or not proven or _switched_off(fact):
             continue
         yield _cut_between(evidence, fact, with_mode)
         return
+
+
+def _followed_cut(fact: Fact) -> tuple[str, str | None] | None:
+    """Operation and line where values go on without their graph on every way to what the pass puts out."""
+    cuts = fact.get("cuts") or []
+    if not cuts or fact["with_graph"]:
+        return None
+    op, source, _ = next((cut for cut in cuts if not cut[2]), cuts[0])
+    return op, source
+
+
+def _switched_off(fact: Fact) -> bool:
+    """Whether the graph is lost because the operation ran under no_grad: that is no_grad_in_training."""
+    seen = _followed_cut(fact)
+    return seen is not None and seen[0] == "no_grad"
 
 
 def _cut_at_loss(evidence: Evidence, fact: Fact) -> Finding:
@@ -135,8 +150,11 @@ def _cut_between(evidence: Evidence, fact: Fact, layers: list[int]) -> Finding:
     share = _share(evidence, layers, fact)
     names = [name for site in layers if (name := evidence.name(site)) is not None]
     behind = evidence.name(after)
-    line = _cut_line(evidence, before, after)
+    seen = _followed_cut(fact)
+    line = (seen and seen[1]) or _cut_line(evidence, before, after)
     where = f"{behind} is fed a tensor without a graph" if behind else "what the model returns has no graph"
+    if seen is not None:
+        where = f"`{seen[0]}` cuts the graph behind them"
     return Finding(
         "detached_graph",
         _severity(share),
@@ -150,9 +168,10 @@ def _cut_between(evidence: Evidence, fact: Fact, layers: list[int]) -> Finding:
             "last_layer_before_the_cut": evidence.name(before) or "unknown",
             "first_layer_after_it": behind or "none",
             "same_memory": str(bool(fact["shares_memory"])),
+            **({"cut_by": seen[0]} if seen is not None else {}),
             "text": text_at(evidence, line).strip()[:120],
         },
-        confidence=0.97 if fact["shares_memory"] else 0.92,
+        confidence=0.97 if fact["shares_memory"] or seen is not None else 0.92,
         inference="the forward reaches these layers, the backward does not",
     )
 
@@ -205,7 +224,7 @@ def no_grad_in_training(evidence: Evidence) -> Iterator[Finding]:
             yield _all_without(evidence, fact)
             return
     for fact, layers in _lost(evidence):
-        without = [site for site in layers if site in fact["without_grad_mode"]]
+        without = layers if _switched_off(fact) else [site for site in layers if site in fact["without_grad_mode"]]
         if not without:
             continue
         models = {evidence.sites[site].model or site for site in without}
@@ -213,7 +232,8 @@ def no_grad_in_training(evidence: Evidence) -> Iterator[Finding]:
         names = [name for site in without if (name := evidence.name(site)) is not None]
         share = _share(evidence, without, fact)
         call = evidence.sites[without[0]].source
-        line = above(evidence, call, NO_GRAD) or above(evidence, evidence.line_of(Call.PASS), NO_GRAD) or call
+        at = seen[1] if _switched_off(fact) and (seen := _followed_cut(fact)) is not None else call
+        line = above(evidence, at, NO_GRAD) or above(evidence, evidence.line_of(Call.PASS), NO_GRAD) or call
         yield Finding(
             "no_grad_in_training",
             Severity.INFO if meant else _severity(share),

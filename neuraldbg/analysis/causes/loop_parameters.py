@@ -301,7 +301,8 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Finding]:
     Why it matters: random layers that never learn are no features; only the small rest of the network is trained.
     Decides by: requires_grad of every parameter of the models that run, and whether their values still fill exactly the
     range of the layer's own initialisation. Parts that were loaded, copied or trained before were frozen on purpose
-    and are not reported; frozen and kept out of the optimizer while the loss falls is information only.
+    and are not reported. Frozen and kept out of the optimizer while the loss falls is information only, unless several
+    layers learn behind those and a short training on recorded batches gets clearly further with all of them free.
     Usual cures: requires_grad_(True), or freeze only what was pre-trained.
     """
     trained = {model for optimizer in stepping(evidence) for model in models_of(evidence, optimizer)}
@@ -316,6 +317,8 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Finding]:
         if not whole and model["site"] not in trained and not model["frozen_owned"]:
             continue
         meant = not model["frozen_owned"] and not stopped and (_falls(evidence) or evidence.updates < ENOUGH)
+        costs = _cost(evidence, model) if meant and _not_for_features(evidence, model) else None
+        meant = meant and costs is None
         layers = layers_of(evidence, model["frozen"])
         name = variable(evidence, model["site"])
         share = frozen / max(model["elements"], 1)
@@ -333,10 +336,38 @@ def frozen_parameters(evidence: Evidence) -> Iterator[Finding]:
                 "still_as_initialised": round(fresh / frozen, 4),
                 "given_to_an_optimizer": round(model["frozen_owned"] / frozen, 4),
                 "layers": listed(layers, 8),
+                **({} if costs is None else {"loss_when_all_learn": costs[0], "loss_as_it_is": costs[1]}),
             },
-            confidence=0.5 if meant else 0.9,
+            confidence=0.5 if meant else 0.9 if costs is None else 0.82,
             inference="nothing was loaded into them before they were frozen",
         )
+
+
+def _not_for_features(evidence: Evidence, model: Fact) -> bool:
+    """Layers at the front of the model are frozen and several behind them learn. Fixed random features on purpose have
+    one layer that reads them, a fixed random table is looked up, and adapters lie between what they adapt."""
+    sites = evidence.parameters_of(model["site"])
+    frozen = set(model["frozen"])
+    weights = [site for site in sites if len(site.shape or ()) > 1]
+    held = [at for at, site in enumerate(weights) if site.id in frozen]
+    free = [at for at, site in enumerate(weights) if site.id not in frozen]
+    listed_all = sum(site.parameters or 0 for site in sites if site.id in frozen) >= model["frozen_elements"]
+    if not listed_all or len(held) < 2 or len(free) < 2 or max(held) > min(free):
+        return False
+    kinds = {site.path: site.op for site in evidence.sites.values() if site.model == model["site"]}
+    tables = [at for at in held if "Embedding" in str(kinds.get(weights[at].path.rpartition(".")[0]))]
+    return len(held) - len(tables) >= 2
+
+
+def _cost(evidence: Evidence, model: Fact) -> tuple[float, float] | None:
+    """Where a short training on recorded batches gets clearly further when all weights learn: both losses."""
+    probe = evidence.probe("overfit")
+    free = None if probe is None or probe.get("model_site") != model["site"] else probe.get("unfrozen")
+    own = None if probe is None else probe["arms"]["own"]
+    if not free or own is None or free["diverged"] or free["last"] is None or own["last"] is None:
+        return None
+    gained = own["first"] is not None and own["first"] - free["last"] > 1.25 * (own["first"] - own["last"])
+    return (free["last"], own["last"]) if gained and free["last"] < 0.8 * own["last"] else None
 
 
 def _falls(evidence: Evidence) -> bool:

@@ -12,6 +12,7 @@ from neuraldbg.analysis.causes.loss_terms import (
     line_of_loss,
     loss_terms,
     not_recorded,
+    output_layer,
     place_of,
     written,
 )
@@ -78,7 +79,8 @@ def softmax_before_cross_entropy(evidence: Evidence) -> Iterator[Finding]:
 def sigmoid_before_bce_with_logits(evidence: Evidence) -> Iterator[Finding]:
     """Probabilities are fed to a binary cross entropy that applies sigmoid itself.
 
-    Finds: a sigmoid (or softmax) whose result is the input of binary_cross_entropy_with_logits.
+    Finds: a sigmoid (or softmax) whose result is the input of binary_cross_entropy_with_logits; also several, one for
+    each head, that were joined (cat, stack) or averaged before.
     Why it matters: sigmoid of a value in (0, 1) lies between 0.5 and 0.73: a negative sample can never get less than
     probability 0.5, and the loss stays above 0.31 for positives and 0.69 for negatives.
     Decides by: the operation that made the loss's input, read from the autograd graph of the loss.
@@ -153,6 +155,7 @@ def missing_log_softmax(evidence: Evidence) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{name} is given {what} instead of log-probabilities",
             step=term.step,
+            layer=output_layer(evidence, term),
             source=line_of_loss(evidence, term),
             evidence={**found, "seen_at_steps": len(term.facts)},
             confidence=0.97,

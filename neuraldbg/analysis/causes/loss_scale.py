@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
+from neuraldbg.analysis.causes.loss_score import lowers_its_reward
 from neuraldbg.analysis.causes.loss_terms import (
     BOUNDED_BELOW,
     Fact,
@@ -65,13 +66,17 @@ def loss_sign_flipped(evidence: Evidence) -> Iterator[Finding]:
     """A term of the loss is maximised instead of minimised.
 
     Finds: a loss function with a lowest value (squared error, cross entropy, KL divergence, ...) that enters the loss
-    with a minus sign, with no term of the same kind and model that enters with a plus.
+    with a minus sign, with no term of the same kind and model that enters with a plus; and the log-probability of an
+    action times its reward or advantage with a plus sign.
     Why it matters: every step makes that term worse. It has no upper bound, so the loss falls below zero for ever
     while the model forgets what it should learn.
     Decides by: the signs on the way from the loss down to the term in its autograd graph. Adversarial training, where
-    the same kind of term is also minimised, is left alone.
+    the same kind of term is also minimised, is left alone. A policy gradient: also which variables of the script the
+    weight rises with; where it rises with a cost, the plus sign is right.
     Usual cures: turn the sign; a likelihood is maximised by minimising minus its logarithm.
     """
+    if _trains_a_model(evidence):
+        yield from lowers_its_reward(evidence)
     if not_recorded(evidence, "loss_sign_flipped"):
         return
     terms = loss_terms(evidence)

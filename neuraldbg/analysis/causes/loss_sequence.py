@@ -181,7 +181,8 @@ def missing_causal_mask(evidence: Evidence) -> Iterator[Finding]:
     Why it matters: every position reads its answer off the next one. The loss goes to zero, and generation, where the
     next token does not exist yet, produces nonsense.
     Decides by: the shift between inputs and targets, and the attention weights or masks in the graph: keys after the
-    query have weight. Where the experiment was made, changing a later token changes an earlier output.
+    query have weight. Where the experiment was made, changing a later token changes an earlier output (of a model that
+    returns its loss: of the last layer with one output per position).
     Usual cures: is_causal=True, or nn.Transformer.generate_square_subsequent_mask.
     """
     if not_recorded(evidence, "missing_causal_mask"):
@@ -191,7 +192,10 @@ def missing_causal_mask(evidence: Evidence) -> Iterator[Finding]:
     tried = _experiment(evidence, looks)
     if term is None or not _leaks(evidence, term, looks, tried):
         return
-    layer, line = place_of(evidence, looks["site"] if looks is not None else (tried or {}).get("layer_site"))
+    site = looks["site"] if looks is not None else (tried or {}).get("layer_site")
+    layer, line = place_of(evidence, site)
+    if tried is not None and tried.get("layer_site") == site and tried.get("op"):
+        line = tried.get("source") or line  # the operation itself, in an attention written by hand
     yield Finding(
         "missing_causal_mask",
         Severity.CRITICAL,

@@ -32,7 +32,8 @@ def broadcast_shape_bug(evidence: Evidence) -> Iterator[Finding]:
     """Predictions and targets broadcast against each other: every prediction meets every target.
 
     Finds: an element-wise loss whose result has more elements than either side, because the batch axes of the two do
-    not stand in the same place: (N, 1) with (N,) gives N x N.
+    not stand in the same place: (N, 1) with (N,) gives N x N. Also any other sum, difference, product or quotient of
+    predictions and a tensor without gradient in the loss code: a pinball loss, log probabilities times advantages.
     Why it matters: the best answer to all targets at once is their mean, so that is what the network learns to say.
     Decides by: the shapes on both sides before broadcasting, from the graph of the loss; where it does not keep the
     target's shape, the difference itself: row i minus row 0 is one number all along when all pairs were taken.
@@ -75,8 +76,8 @@ def _pairs_samples(fact: Fact) -> bool:
         return False
     target = fact.get("target_before")
     if target is None:
-        alone = len(result) == 2 and result[0] == result[1] == math.prod(prediction)
-        return alone and fact.get("all_pairs") is not False
+        square = len(result) >= 2 and result[0] == result[1] == prediction[0]
+        return square and math.prod(result) == result[0] * math.prod(prediction) and fact.get("all_pairs") is not False
     wanted = tuple(target)
     if math.prod(result) <= math.prod(wanted) or not wanted or wanted[0] < 2:
         return False

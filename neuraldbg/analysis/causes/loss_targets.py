@@ -16,6 +16,7 @@ from neuraldbg.analysis.causes.loss_terms import (
     line_of_loss,
     loss_terms,
     not_recorded,
+    output_layer,
 )
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
@@ -80,6 +81,7 @@ def unnormalised_target(evidence: Evidence) -> Iterator[Finding]:
             f"targets are around {first['target_mean']:.3g} (spread {first['target_std']:.2g}) and the outputs start "
             f"around {first.get('input_mean', 0.0):.2g}: {text}",
             step=term.step,
+            layer=output_layer(evidence, term),
             source=line_of_loss(evidence, term),
             evidence={
                 "target_mean": first["target_mean"],

@@ -140,6 +140,11 @@ def place_of(evidence: Evidence, site: int | None, otherwise: int | None = None)
     return layer, line_of_site(evidence, chosen)
 
 
+def output_layer(evidence: Evidence, term: LossTerm) -> str | None:
+    """The layer that made what the loss was given."""
+    return place_of(evidence, term.get("output_layer"))[0]
+
+
 def line_of_site(evidence: Evidence, site: Site) -> str | None:
     """Where a module is called, or created when a container calls it."""
     parent = site.path.rpartition(".")[0]

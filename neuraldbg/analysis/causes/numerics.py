@@ -11,7 +11,7 @@ import numpy as np
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.detectors.loss_curve import went_on
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.records import Finding, Kind, Severity, SiteKind
+from neuraldbg.records import Call, Finding, Kind, Severity, SiteKind
 
 Origin = dict[str, Any]
 CONSEQUENCES = (
@@ -27,6 +27,7 @@ CONSEQUENCES = (
     "loss_plateau",
     "constant_output",
     "parameters_not_updating",
+    "optimizer_step_missing",
     "update_ratio_too_high",
     "missing_gradient_clipping",
     "learning_rate_too_high",
@@ -45,8 +46,14 @@ LARGE_UPDATE = 0.5  # of the weight: the taxonomy's own limit
 
 def origin_of(evidence: Evidence) -> Origin | None:
     """The first non-finite value of the run whose operation or tensor is known; else the first at all."""
-    found = evidence.facts("origin")
+    found = [one for one in evidence.facts("origin") if not _caught(evidence, one)]
     return next((one for one in found if one.get("op") or one["where"] == "input"), found[0] if found else None)
+
+
+def _caught(evidence: Evidence, origin: Origin) -> bool:
+    """Gradients that the script itself did not apply, and that were fine later: what a scaler of its own is for."""
+    steps = evidence.of_call(Call.STEP)["seq"]
+    return bool(origin.get("update_skipped")) and len(steps) > 0 and bool(steps[-1] > origin["seq"])
 
 
 def when(evidence: Evidence, origin: Origin) -> int:
@@ -55,8 +62,10 @@ def when(evidence: Evidence, origin: Origin) -> int:
 
 
 def layer_of(evidence: Evidence, origin: Origin) -> str | None:
-    """None for code of the model's own forward and for code outside of models."""
+    """Code of the model's own forward is placed at the layer that had run last before it; None outside of models."""
     site = evidence.sites.get(origin["layer_site"]) if origin.get("layer_site") is not None else None
+    if site is not None and site.kind is SiteKind.MODEL and origin.get("after_site") is not None:
+        site = evidence.sites.get(origin["after_site"])
     return evidence.name(site) if site is not None and site.kind is SiteKind.MODULE else None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ SLOW = ("no_learning", "slow_convergence", "loss_plateau", "parameters_not_updat
 FLUSHED = 0.3  # share of gradient elements that are zero in float16 and not in float32
 LOST = 0.5  # share of wanted changes that rounding undid
 LARGE_SCALE = 2.0**24
+_NUMBER = re.compile(r"(?<![\w.])(\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?)(?:\s*(\*\*|<<)\s*(\d+(?:\.\d*)?))?")
 
 
 @cause("fp16_underflow", group="num", auto="R", explains=("update_lost_to_rounding", *SLOW, *CONSEQUENCES))
@@ -96,11 +99,34 @@ def loss_scale_issue(evidence: Evidence) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"the loss is multiplied by {origin['loss_factor']:g} before backward, and a float16 gradient overflows",
             step=when(evidence, origin),
-            source=origin.get("backward_source"),
+            source=_where_written(evidence, float(origin["loss_factor"])) or origin.get("backward_source"),
             evidence={"factor": float(origin["loss_factor"]), "operation": str(origin.get("op"))},
             confidence=0.9,
             inference="a fixed scale cannot follow the gradients; GradScaler lowers it when it overflows",
         )
+
+
+def _where_written(evidence: Evidence, number: float) -> str | None:
+    """The only line of the user's files with a number, as `65536`, `2 ** 16` or `1 << 16`."""
+    found = set()
+    for fact in evidence.facts("source_file"):
+        if "site-packages" in fact["file"]:
+            continue
+        for at, line in enumerate(fact["text"].splitlines(), 1):
+            if any(_value(one) == number for one in _NUMBER.finditer(line.partition("#")[0])):
+                found.add(f"{fact['file']}:{at}")
+    return found.pop() if len(found) == 1 else None
+
+
+def _value(written: re.Match[str]) -> float:
+    first, sign, second = written.groups()
+    base = float(first.replace("_", ""))
+    if sign is None or len(second) > 3:
+        return base
+    try:
+        return float(base ** float(second)) if sign == "**" else float(base * 2.0 ** float(second))
+    except OverflowError:
+        return math.inf
 
 
 def _half_and_infinite(origin: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ NO_LEARNING = 0.8  # of the first loss: a run that ends above it has learned nex
 CLEAR = 0.5  # an arm that ends below this share of the first loss has clearly learned
 CLEAR_BESIDE_RUIN = 0.8
 WORSE = 1.05
+LOWER = 0.95  # of another loss: clearly below it
 KEEN_MOMENTUM = 0.97
 WEIGHTS = 2  # dimensions from which on a parameter counts as a weight tensor
 
@@ -69,7 +70,7 @@ class Overfit:
         if arm is None:
             return None
         again = self.own.diverged or self.share(self.own.last, arm) < 0.5
-        shaky = self.failed and self.own.swings > 0.35 and arm.last < 0.3 * min(self.own.last, self.first)
+        shaky = self.failed and self.own.swings > 0.35 and self._far_below_own(arm)
         return arm if again or shaky else None
 
     def steadies(self, name: str) -> Arm | None:
@@ -77,7 +78,21 @@ class Overfit:
         arm = self.learned(name)
         if arm is None or not self.failed:
             return None
-        return arm if self.own.diverged or arm.last < 0.3 * self.own.last else None
+        return arm if self.own.diverged or self._far_below_own(arm) else None
+
+    def recovers_better(self, name: str) -> Arm | None:
+        """An arm that learns at once what the run's own settings blow up on, and ends lower than a longer run did."""
+        arm = self.arms.get(name)
+        if arm is None or arm.diverged or not self.own.diverged or arm.updates > self.run_updates:
+            return None
+        return arm if arm.last < min(CLEAR * self.first, LOWER * self.final) else None
+
+    def _far_below_own(self, arm: Arm) -> bool:
+        return self.own.last > 0 and arm.last < 0.3 * min(self.own.last, self.first)
+
+    @property
+    def run_updates(self) -> int:
+        return int(self.fact.get("run_updates") or 0)
 
     @property
     def optimizer(self) -> str:
@@ -111,9 +126,9 @@ def _read(evidence: Evidence) -> Overfit | None:
     first = fact.get("run_first_loss")
     arms = {name: _arm(name, arm) for name, arm in fact["arms"].items()}
     lows = [arm["min"] for arm in fact["arms"].values() if arm["min"] is not None]
-    if first is None or first <= 0 or any(low < -0.05 * first for low in lows):
-        return None  # a loss that can fall for ever says nothing about settings
     final = fact.get("final_loss")
+    if first is None or first <= 0 or (final is not None and any(low < -0.05 * first for low in lows)):
+        return None  # a loss that can fall for ever says nothing about settings, unless the run ended in NaN
     return Overfit(fact, first, np.inf if final is None else final, arms.pop("own"), arms)
 
 

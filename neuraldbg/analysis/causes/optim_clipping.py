@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.optim_arms import ADAPTIVE, numbers, optimizer_line, overfit_of
+from neuraldbg.analysis.causes.optim_arms import ADAPTIVE, Arm, Overfit, numbers, optimizer_line, overfit_of
 from neuraldbg.analysis.causes.optim_rate import SLOW, too_high
 from neuraldbg.analysis.evidence import Columns, Evidence
+from neuraldbg.analysis.written import argument_line
 from neuraldbg.records import Call, Finding, Severity, SiteKind
 from neuraldbg.trace.tables import CALL_CODE
 
@@ -19,6 +20,7 @@ NEARLY_ALL = 0.9
 SPIKE = 20.0  # times the usual gradient norm
 JUMP = 5.0  # times the usual loss
 LASTING = 20  # updates that a jump must last
+EARLIEST = 10  # updates before a jump, to know the usual loss
 MOST_JUMPS = 2000  # high losses that are looked at
 
 
@@ -26,7 +28,8 @@ MOST_JUMPS = 2000  # high losses that are looked at
     "gradient_clip_misuse",
     group="optim",
     auto="R",
-    explains=(*SLOW, "learning_rate_too_low", "insufficient_training", "missing_gradient_clipping",
+    explains=(*SLOW, "learning_rate_too_low", "insufficient_training", "insufficient_capacity",
+              "missing_gradient_clipping",
               "exploding_gradient", "diverging_loss", "loss_spike", "oscillating_loss", "nan_loss", "inf_loss",
               "nan_gradient", "learning_rate_too_high"),
     excludes=("missing_gradient_clipping",),
@@ -35,9 +38,11 @@ def gradient_clip_misuse(evidence: Evidence) -> Iterator[Finding]:
     """Clipping takes away nearly all of the gradient, or comes when it is no use.
 
     Finds: clip calls that follow the optimizer's step (or precede the backward) so that the step sees the raw gradient;
-    and a limit a thousand times below the gradient norm on nearly every step.
+    a limit a thousand times below the gradient norm on nearly every step; and a limit without which the same batches
+    are learned, and with which they are not.
     Why it matters: in the wrong place nothing is bounded; far too low a limit makes every step tiny, whatever the rate.
-    Decides by: the order of backward, clip and step in the ledger; the norm before clipping over the limit.
+    Decides by: the order of backward, clip and step in the ledger; the norm before clipping over the limit; a
+    short training on recorded batches with and without the limit.
     Usual cures: backward, unscale, clip, step, in this order; a limit near the usual norm (often 1.0).
     """
     clips = evidence.of_call(Call.CLIP)
@@ -94,13 +99,15 @@ def _went_wrong(evidence: Evidence) -> bool:
 
 def _far_too_low(evidence: Evidence, clips: Columns) -> Iterator[Finding]:
     known = np.isfinite(clips["value"]) & (clips["aux"] > 0) & np.isfinite(clips["aux"])
+    probe = overfit_of(evidence)
+    freed = None if probe is None else probe.learned("unclipped")
+    helped = freed is not None and probe is not None and probe.share(probe.own.last, freed) < 0.5
+    if probe is not None and freed is not None and helped and known.sum() < 3:
+        yield _each_value_cut(evidence, clips, probe, freed)
     if known.sum() < 3:
         return
     ratio = clips["value"][known] / clips["aux"][known]
     far = float((ratio > FAR_BELOW).mean())
-    probe = overfit_of(evidence)
-    freed = None if probe is None else probe.learned("unclipped")
-    helped = freed is not None and probe is not None and probe.share(probe.own.last, freed) < 0.5
     if far < NEARLY_ALL and not (helped and float((ratio > BELOW).mean()) >= NEARLY_ALL):
         return
     adaptive = any(fact["class"] in ADAPTIVE for fact in evidence.facts("optimizer"))
@@ -111,7 +118,7 @@ def _far_too_low(evidence: Evidence, clips: Columns) -> Iterator[Finding]:
         Severity.INFO if harmless else Severity.CRITICAL,
         f"gradients of norm {norm:.2g} are clipped to {limit:.2g}: {np.median(ratio):.0f} times too little is left",
         step=int(clips["step"][known][0]),
-        source=evidence.line_of(Call.CLIP),
+        source=argument_line(evidence, evidence.line_of(Call.CLIP), "max_norm", 1),
         evidence={
             "median_norm_over_limit": float(np.median(ratio)),
             "share_far_above_limit": far,
@@ -119,6 +126,21 @@ def _far_too_low(evidence: Evidence, clips: Columns) -> Iterator[Finding]:
             **({} if probe is None or freed is None else numbers(probe, freed)),
         },
         confidence=0.55 if harmless else 0.94 if helped else 0.9,
+        inference="the step size is set by the limit, not by the learning rate",
+    )
+
+
+def _each_value_cut(evidence: Evidence, clips: Columns, probe: Overfit, freed: Arm) -> Finding:
+    """clip_grad_value_ tells no norm: what the run learns without it does."""
+    limit = float(np.nanmedian(clips["aux"]))
+    return Finding(
+        "gradient_clip_misuse",
+        Severity.CRITICAL if probe.failed else Severity.WARNING,
+        f"gradients are cut to {limit:.2g} in every entry: the same batches are learned without it, not with it",
+        step=int(clips["step"][0]),
+        source=argument_line(evidence, evidence.line_of(Call.CLIP), "clip_value", 1),
+        evidence={"limit": limit, **numbers(probe, freed)},
+        confidence=0.9,
         inference="the step size is set by the limit, not by the learning rate",
     )
 
@@ -153,9 +175,20 @@ def missing_gradient_clipping(evidence: Evidence) -> Iterator[Finding]:
     step, found = spike
     sound = probe is not None and not probe.own.diverged and probe.own.last < 0.7 * probe.first
     decided = sound and probe is not None and probe.failed and verdict is None
+    decided = decided or (probe is None and _learns_until_ruin(evidence))
     found = {**found, **(numbers(probe) if probe is not None else {})}
     severity = Severity.CRITICAL if decided else Severity.INFO
     yield _finding(evidence, step, found, 0.76 if decided else 0.45, severity)
+
+
+def _learns_until_ruin(evidence: Evidence) -> bool:
+    """Of a loss that begins below zero: its own settings learn ordinary batches, and the run ended in NaN."""
+    fact = evidence.probe("overfit")
+    if fact is None or not fact["from_initial"] or fact.get("run_first_loss") is None:
+        return False
+    own = fact["arms"]["own"]
+    ruined = fact.get("final_loss") is None and not own["diverged"] and own["updates"] >= LASTING
+    return bool(ruined and own["last"] is not None and own["last"] < fact["run_first_loss"])
 
 
 def _finding(
@@ -181,13 +214,16 @@ def _lasting_jump(evidence: Evidence) -> tuple[int, dict[str, float | str]] | No
         return None
     usual_of_all = float(np.median(loss.values[np.isfinite(loss.values)]))
     high = np.flatnonzero(np.isfinite(loss.values) & (loss.values > usual_of_all))
-    for index in high[high >= 20][:MOST_JUMPS].tolist():
+    lost = np.flatnonzero(~np.isfinite(loss.values))
+    for index in high[high >= EARLIEST][:MOST_JUMPS].tolist():
         before = loss.values[max(0, index - 200) : index]
         usual, high_end = (float(value) for value in np.quantile(before, (0.5, 0.9)))
         rest = loss.values[index:]
-        if not loss.values[index] > JUMP * high_end or len(rest) < LASTING:
+        if not loss.values[index] > high_end + (JUMP - 1) * max(abs(high_end), abs(usual)) or len(rest) < LASTING:
             continue
-        if not np.isfinite(rest[-1]) or float(np.median(rest)) > max(2 * usual, high_end):
+        known = rest[np.isfinite(rest)]
+        ruined = not np.isfinite(rest[-1]) and (high_end > 0 or int(lost[lost >= index][0]) - index <= LASTING)
+        if ruined or float(np.median(known)) > max(usual + abs(usual), high_end):
             found = _spike_near(norms.steps, norms.values, int(loss.steps[index]), usual)
             if found is not None:
                 return found

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.optim_arms import (
@@ -24,6 +27,7 @@ from neuraldbg.records import Finding, Severity
 
 HUGE_RATIO = 0.5  # of the weight in one update: the one statistic that may warn by itself
 TINY_RATIO = 1e-4
+BLOWN_UP = 30.0  # times the first loss
 UNSTABLE = (
     "diverging_loss",
     "loss_spike",
@@ -81,7 +85,8 @@ def _too_high(probe: Overfit | None) -> tuple[str, Arm] | None:
 
 def _holds_full_rate(probe: Overfit, warm: Arm, slower: Arm) -> bool:
     """After the warm-up the full rate learns as well as a smaller one: only the start was at fault."""
-    return warm.last <= max(1.5 * slower.last, 0.02 * probe.first) and warm.swings < 0.3
+    steady = warm.swings < 0.3 or warm.last < 0.05 * probe.first  # of nearly nothing every loss swings
+    return warm.last <= max(1.5 * slower.last, 0.02 * probe.first) and steady
 
 
 @cause(
@@ -95,7 +100,8 @@ def learning_rate_too_high(evidence: Evidence) -> Iterator[Finding]:
     """The step size is too large for this loss and optimizer.
 
     Finds: a run that does not learn batches which the same model learns at a tenth or a hundredth of the rate, from the
-    same first weights; and updates larger than half the weight in most weight tensors, two updates running.
+    same first weights; a run whose loss blew up and that stays behind what a smaller rate reaches in less time; and
+    updates larger than half the weight in most weight tensors, two updates running.
     Why it matters: every step jumps past the minimum it points to; the loss swings, blows up, or the network dies in a
     flat region and stays there.
     Decides by: a short training on recorded batches after the script is over: own settings against lr x 0.1 and x 0.01.
@@ -105,6 +111,14 @@ def learning_rate_too_high(evidence: Evidence) -> Iterator[Finding]:
     probe = overfit_of(evidence)
     if verdict is not None and verdict[0] == "learning_rate_too_high" and probe is not None:
         yield _rate_finding(evidence, probe, verdict[1])
+        return
+    milder = None if verdict is not None or probe is None else _blown_up_once(evidence, probe)
+    if milder is not None and probe is not None:
+        finding = _rate_finding(evidence, probe, milder)
+        summary = (
+            f"the loss blows up at a learning rate of {probe.lr or 0:.3g}; a smaller one learns at once, and better"
+        )
+        yield replace(finding, summary=summary, confidence=0.82)
         return
     yield from _huge_updates(evidence, probe)
 
@@ -123,6 +137,16 @@ def _rate_finding(evidence: Evidence, probe: Overfit, arm: Arm) -> Finding:
         confidence=0.88 if probe.own.diverged or probe.failed else 0.8,
         inference="the same model, batches and first weights learn with nothing but the rate changed",
     )
+
+
+def _blown_up_once(evidence: Evidence, probe: Overfit) -> Arm | None:
+    """A run that blew up and came back is still behind a smaller rate that never did."""
+    loss = evidence.curve("loss").values
+    loss = loss[np.isfinite(loss)]
+    if not len(loss) or loss[0] <= 0 or loss.max() < BLOWN_UP * probe.first:
+        return None
+    found = [arm for name in ("lr_x0.1", "lr_x0.01") if (arm := probe.recovers_better(name)) is not None]
+    return min(found, key=lambda arm: arm.last, default=None)
 
 
 def _setting(name: str, value: float | None) -> dict[str, float | str]:
@@ -183,7 +207,7 @@ def learning_rate_too_low(evidence: Evidence) -> Iterator[Finding]:
     arms = [arm for name in ("lr_x10", "lr_x100", "lr_x10000") if (arm := probe.arms.get(name)) is not None]
     arms = [arm for arm in arms if not arm.diverged and arm.last < 0.7 * probe.first]
     arms = [arm for arm in arms if max(probe.share(probe.final, arm), probe.share(probe.own.last, arm)) < 0.3]
-    if not arms or ratio > TINY_RATIO or probe.own.swings > 0.35:
+    if not arms or ratio > TINY_RATIO:
         return
     arm = min(arms, key=lambda each: each.last)
     factor = arm.name.removeprefix("lr_x")

@@ -18,6 +18,9 @@ from neuraldbg.records import Call, Finding, Severity
 FEW = 20  # updates: shorter runs say nothing about a schedule
 NEARLY_NOTHING = 0.01  # of the highest rate
 EARLY = 0.2  # of the run
+RARELY = 0.2  # scheduler steps per update: once an epoch, not once a batch
+SAME_SHAPE = 0.02  # of the length that each rate by itself tells
+FAR_OFF = 4.0  # times the scheduler steps of the run
 RESTARTING = ("CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR")
 LENGTHS = ("total_steps", "T_max", "total_iters")
 Fact = dict[str, Any]
@@ -34,8 +37,8 @@ def scheduler_misuse(evidence: Evidence) -> Iterator[Finding]:
     """The schedule is stepped at the wrong pace, never, or before the optimizer.
 
     Finds: a scheduler that is made and never stepped; one meant for epochs that is stepped after every batch, so that
-    its rate is used up (or swings) within the first epoch; one planned over all updates that is stepped once an epoch;
-    one that steps before the first update.
+    its rate is used up (or swings) within the first epoch; one planned over all updates that is stepped once an epoch,
+    or whose warm-up in updates is stepped so and never ends; one that steps before the first update.
     Why it matters: most updates run at a rate that nobody chose: close to nothing, or that of the first warm-up step.
     Decides by: the schedulers made, their settings, their steps beside those of the optimizer, and the rates used.
     Usual cures: move scheduler.step() to the end of the epoch (or of the batch); set its length in the same unit.
@@ -45,7 +48,7 @@ def scheduler_misuse(evidence: Evidence) -> Iterator[Finding]:
         updates, taken = evidence.of_call(Call.STEP, site=site), _taken(evidence, site)
         if len(updates["step"]) < FEW:
             continue
-        for judge in (_never, _used_up, _swings, _too_slow, _too_early):
+        for judge in (_never, _used_up, _swings, _too_slow, _still_warming, _too_early):
             finding = judge(evidence, made, updates, taken)
             if finding is not None:
                 yield finding
@@ -149,9 +152,13 @@ def _turns(rates: NDArray[np.float64]) -> int:
 def _too_slow(evidence: Evidence, made: list[Fact], updates: Columns, taken: Columns) -> Finding | None:
     """Planned over as many steps as the run has updates, and stepped far less often."""
     count, steps = len(updates["step"]), len(taken["step"])
-    for fact in made:
-        planned = next((fact["settings"][name] for name in LENGTHS if fact["settings"].get(name)), None)
-        if not isinstance(planned, int | float) or not 0.8 <= planned / count <= 1.25 or steps > 0.2 * count:
+    lengths = [(fact, _planned(fact)) for fact in made]
+    if len(made) > 1:  # a warm-up and what follows it, one after the other
+        lengths.append((made[-1], sum(length or 0 for _, length in lengths)))
+    if not any(length for _, length in lengths):  # a function of the user's own: its rates tell
+        lengths.append((made[-1], _length_of_shape(_levels(updates["value"]))))
+    for fact, planned in lengths:
+        if not planned or not 0.8 <= planned / count <= 1.25 or steps > RARELY * count:
             continue
         return Finding(
             "scheduler_misuse",
@@ -170,6 +177,59 @@ def _too_slow(evidence: Evidence, made: list[Fact], updates: Columns, taken: Col
             inference="the run ends where the schedule has hardly begun",
         )
     return None
+
+
+def _planned(fact: Fact) -> float | None:
+    found = next((fact["settings"][name] for name in LENGTHS if fact["settings"].get(name)), None)
+    return float(found) if isinstance(found, int | float) else None
+
+
+def _levels(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rates in turn, each once."""
+    return np.concatenate([rates[:1], rates[1:][np.diff(rates) != 0]])
+
+
+def _length_of_shape(levels: NDArray[np.float64]) -> float | None:
+    """In how many steps a rate that falls along a line or a cosine would reach zero; None for other shapes."""
+    if len(levels) < 4 or levels[0] <= 0 or not (np.diff(levels) < 0).all() or levels[-1] < 0:
+        return None
+    taken, left = np.arange(1, len(levels)), levels[1:] / levels[0]
+    for ends in (taken / (1 - left), np.pi * taken / np.arccos(2 * left - 1)):
+        if float(np.ptp(ends)) < SAME_SHAPE * float(ends[-1]):
+            return float(ends[-1])
+    return None
+
+
+def _still_warming(evidence: Evidence, made: list[Fact], updates: Columns, taken: Columns) -> Finding | None:
+    """A rate that rises from the first update to the last, far below the one it rises to, stepped once an epoch."""
+    rates, count, steps = updates["value"], len(updates["step"]), len(taken["step"])
+    base = max((rate for fact in made for rate in fact.get("base_rates") or [] if np.isfinite(rate)), default=0.0)
+    levels = _levels(rates)
+    if not 3 <= steps <= RARELY * count or len(levels) < max(3, steps - 1) or not (np.diff(levels) > 0).all():
+        return None
+    slope = float(np.median(np.diff(levels)))
+    needed = steps + (base - float(rates[-1])) / slope
+    if not FAR_OFF * steps <= needed <= count:
+        return None
+    fact = made[-1]
+    return Finding(
+        "scheduler_misuse",
+        Severity.WARNING,
+        f"{_name(evidence, fact)} is stepped {steps} times in {count} updates and ends deep in its warm-up: it counts"
+        " batches",
+        step=int(updates["step"][0]),
+        source=step_line(evidence, fact) or evidence.line_of(Call.STEP),
+        evidence={
+            "scheduler": fact["class"],
+            "scheduler_steps": float(steps),
+            "updates": float(count),
+            "highest_rate_used": float(rates.max()),
+            "full_rate": float(base),
+            "steps_to_full_rate": float(needed),
+        },
+        confidence=0.86,
+        inference=f"the full rate would come after {needed:.0f} steps: fewer than updates, far more than epochs",
+    )
 
 
 def _too_early(evidence: Evidence, made: list[Fact], updates: Columns, taken: Columns) -> Finding | None:

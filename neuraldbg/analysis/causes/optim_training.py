@@ -7,14 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
-from neuraldbg.analysis.causes.optim_arms import Overfit, numbers, overfit_of
+from neuraldbg.analysis.causes.optim_arms import Overfit, numbers, overfit_of, typical_ratio
 from neuraldbg.analysis.causes.optim_schedule import updates_per_epoch
 from neuraldbg.analysis.detectors.loss_curve import blocks_of, main_loss
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.written import rounds_line
 from neuraldbg.records import Finding, Severity
 
 STILL_FALLING = 0.15  # of all that was gained, in the last quarter of the run
+STEADY = 0.2  # a quarter of the time brought nearly a quarter of the gain
+FASTER = 0.3  # it falls faster than ever
+MORE = 0.25
+MUCH_MORE = 0.5  # of what the run gained, on batches held out of an experiment no longer than the run
 TINY_BATCH = 2
+LONG_ENOUGH = 100  # updates to learn one batch in
+MOVING = 1e-3  # of the weights in an update: a model that hardly moves shows nothing about its room
 
 
 @cause("insufficient_training", group="optim", auto="D", explains=("slow_convergence", "underfitting"), excludes=())
@@ -22,9 +29,10 @@ def insufficient_training(evidence: Evidence) -> Iterator[Finding]:
     """The run stopped while the loss was still falling.
 
     Finds: a loss that fell in every quarter of the run and in the last one as steadily as before, at a rate that no
-    schedule had brought down.
+    schedule had brought down; a warning where a continuation of the run gains at least half as much again.
     Why it matters: more updates at the same settings would have given a better model for nothing but time.
-    Decides by: medians of the loss over equal stretches of the run. A curve is no proof: this is information only.
+    Decides by: medians of the loss over equal stretches of the run, and a continuation from the final weights with the
+    run's settings on some recorded batches, judged by others. The curve alone is information only.
     Usual cures: more epochs; a schedule that ends when the loss is flat.
     """
     curve, rates = main_loss(evidence), evidence.curve("lr").values
@@ -36,22 +44,43 @@ def insufficient_training(evidence: Evidence) -> Iterator[Finding]:
         return
     if blocks[-1] < 0.05 * blocks[0]:
         return
-    epoch = updates_per_epoch(evidence)
+    epoch, further = updates_per_epoch(evidence), _further(evidence)
+    enough = MORE if late > FASTER * gained else MUCH_MORE
+    early = further is not None and late > STEADY * gained and further["share_gained_further"] > enough
     yield Finding(
         "insufficient_training",
-        Severity.INFO,
-        f"the loss was still falling when the run ended after {evidence.updates} updates",
+        Severity.WARNING if early else Severity.INFO,
+        f"the loss was still falling when the run ended after {evidence.updates} updates"
+        + (": it goes on to fall as fast" if early else ""),
         step=None,
-        source=None,
+        source=rounds_line(evidence) if early else None,
         evidence={
             "loss_first": float(blocks[0]),
             "loss_last": float(blocks[-1]),
             "share_gained_in_last_quarter": float(late / gained),
             **({} if epoch is None else {"epochs": float(evidence.updates / epoch)}),
+            **(further or {}),
         },
-        confidence=0.45,
+        confidence=0.7 if early else 0.45,
         inference="more updates would probably have lowered it further",
     )
+
+
+def _further(evidence: Evidence) -> dict[str, float] | None:
+    """What the run would have gained by going on, on batches that the experiment did not train on."""
+    probe = overfit_of(evidence)
+    more = None if probe is None else probe.fact.get("continued")
+    if probe is None or not more or more["held_last"] is None or not np.isfinite(probe.final):
+        return None
+    gained = probe.first - probe.final
+    if gained <= 0 or more["updates"] > probe.run_updates:
+        return None
+    return {
+        "further_updates": float(more["updates"]),
+        "held_out_loss": float(more["held_first"]),
+        "held_out_loss_further": float(more["held_last"]),
+        "share_gained_further": float((more["held_first"] - more["held_last"]) / gained),
+    }
 
 
 @cause(
@@ -108,12 +137,14 @@ def insufficient_capacity(evidence: Evidence) -> Iterator[Finding]:
     if probe is None or probe.own.updates < 40 or not probe.fact.get("grad_norm"):
         return
     reached = [arm.last for arm in (probe.own, *probe.arms.values()) if not arm.diverged]
-    if not reached or min(reached) < 0.5 * probe.first:
+    guess, one = _guessing(probe), probe.arms.get("one_batch")
+    low = 0.5 * (probe.first if guess is None else min(guess[1], probe.first))
+    if not reached or min(reached) < low:
         return
-    guess = _guessing(probe)
-    one = probe.arms.get("one_batch")
-    proven = one is not None and guess is not None and one.last > 0.7 * guess[1] and guess[0] > 0.95 * guess[1]
-    if not proven and min(reached) < max(0.6 * probe.first, 0.8 * probe.final):
+    proven = one is not None and guess is not None and one.last > low and guess[0] > 0.95 * guess[1]
+    proven = proven and one is not None and one.updates >= LONG_ENOUGH and (typical_ratio(evidence) or 0.0) > MOVING
+    faster = any(name in probe.arms for name in ("one_batch", "lr_x10", "lr_x100"))
+    if not proven and (not faster or min(reached) < max(0.6 * probe.first, 0.8 * probe.final)):
         return
     parameters, labels = float(probe.fact.get("parameters") or 0), float(probe.fact.get("labels") or 0)
     yield Finding(

@@ -15,15 +15,16 @@ from neuraldbg.records import Call, Finding, Kind, Severity, SiteKind
 def nan_gradient(evidence: Evidence) -> Iterator[Finding]:
     """A gradient is NaN or infinite.
 
-    Finds: an update that is given a gradient with NaN or infinity in it. Updates that a GradScaler skips are not among
-    them: skipping is what it is for.
+    Finds: an update that is given a gradient with NaN or infinity in it. Updates that a GradScaler or the script
+    itself skips are not among them.
     Why it matters: the update writes NaN into the weights, for good.
     Decides by: the norm of all gradients when step() is entered, and the counts per parameter on measured steps.
     Usual cures: see the cause named beside it; clip_grad_norm_ does not help, NaN stays NaN.
     """
     norms = evidence.curve("grad_norm")
     bad = norms.steps[np.isnan(norms.values)]  # an infinite norm may be an overflow of the norm itself
-    origins = [int(one["update"]) for one in evidence.facts("origin") if one["where"] == "backward"]
+    seen = [one for one in evidence.facts("origin") if not (one.get("update_skipped") and evidence.updates)]
+    origins = [int(one["update"]) for one in seen if one["where"] == "backward"]
     first, site = _measured(evidence)
     steps = [*map(int, bad[:1]), *origins[:1], *([] if first is None else [first])]
     if not steps:

@@ -161,6 +161,8 @@ def missing_log_softmax(_: Finding, evidence: Evidence) -> Iterator[Fix]:
 
 @cure("loss_sign_flipped")
 def loss_sign_flipped(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+    if finding.evidence.get("sign") == 1.0:
+        return  # a minus is missing, and a loss has more than one place for it
     for script in _near_first(finding, evidence):
         turned = [
             node

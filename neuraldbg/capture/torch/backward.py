@@ -14,7 +14,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.loss import LossAnatomy, anatomy_of
-from neuraldbg.capture.torch.stats import digest_of
+from neuraldbg.capture.torch.stats import digest_of, measurable, plain
 from neuraldbg.records import Call, Kind, Phase, SiteKind
 
 LOSS_LINES = 16  # lines of the script that call backward and get a series of their own
@@ -194,13 +194,13 @@ class BackwardWatch:
         core = self.core
         if core.backwards == 0:
             return
-        left = [p.grad for _, p in core.tree.trainable() if p.grad is not None and p.grad.layout == torch.strided]
+        left = [p.grad for _, p in core.tree.trainable() if p.grad is not None and measurable(p.grad)]
         probed = sorted(left, key=Tensor.numel)[:_PROBED]
         if not probed:
             return
         recorder, step = core.recorder, core.recorder.step
         share = torch.stack(
-            [gradient.detach().ne(0).any() for gradient in probed if gradient.device == probed[0].device]
+            [plain(gradient, widen=False).ne(0).any() for gradient in probed if gradient.device == probed[0].device]
         )
 
         def deliver(value: float) -> None:

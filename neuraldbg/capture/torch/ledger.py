@@ -121,6 +121,7 @@ class Ledger:
             "class": type(scheduler).__name__,
             "settings": {name: value for name, value in vars(scheduler).items() if _is_setting(name, value)},
             "milestones": sorted(getattr(scheduler, "milestones", ()))[:16],
+            "base_rates": [_number(rate) for rate in list(getattr(scheduler, "base_lrs", ()))[:4]],
             "source": self.core.recorder.frames.line(3),
         }
         self._unwritten.append((weakref.ref(optimizer), fields))

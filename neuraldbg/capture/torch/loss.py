@@ -51,6 +51,12 @@ RESHAPING = frozenset(
         "SplitWithSizes",
         "MaskedSelect",
         "T",
+        "UnsafeSplit",
+        "IndexSelect",
+        "Repeat",
+        "Flip",
+        "Roll",
+        "AsStrided",
     )
 )
 _COMPARING = ("Sub", "Rsub", "Pow", "Abs", "Log", "Exp")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuraldbg.capture.torch.core import Core, now_ns
-from neuraldbg.capture.torch.stats import plain
+from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.records import Kind, Phase
 
 COPY_BYTES = 2**30  # of parameters that may be copied to measure an update; above it only the first ones are
@@ -77,7 +77,7 @@ class Sweep:
         start = now_ns()
         recorder = self.core.recorder
         step = recorder.step
-        found = [p for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
+        found = [p for p in parameters if p.grad is not None and _dense_or_listed(p.grad)]
         groups: dict[Any, list[Tensor]] = {}
         for parameter in found:
             gradient = parameter.grad
@@ -88,7 +88,7 @@ class Sweep:
         norms = []
         for group in groups.values():
             of_group = [
-                norm.float() for norm in torch._foreach_norm([p.grad.detach() for p in group if p.grad is not None])
+                norm.float() for norm in torch._foreach_norm([_listed(p.grad) for p in group if p.grad is not None])
             ]
             norms += of_group
             if self.keep_norms:
@@ -111,3 +111,12 @@ class Sweep:
         if site in self.core.tree.unwanted:
             return
         self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
+
+
+def _dense_or_listed(gradient: Tensor) -> bool:
+    return gradient.layout == torch.strided or (gradient.layout == torch.sparse_coo and measurable(gradient))
+
+
+def _listed(gradient: Tensor) -> Tensor:
+    """Of a sparse gradient the values that it holds."""
+    return gradient.detach() if gradient.layout == torch.strided else plain(gradient, widen=False)

@@ -12,6 +12,7 @@ WATCHERS: tuple[str, ...] = (
     "half_gradients:HalfGradients",
     "masked_labels:MaskedLabels",
     "loss_inputs:LossInputs",
+    "score_terms:ScoreTerms",
     "positions:Positions",
     "identity_births:Births",
     "identity:Ownership",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.evidence.data_search import arrays_in_sight
+from neuraldbg.capture.torch.evidence.data_windows import sequence_of
 from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array, bytes_of, joined, keys_of
 from neuraldbg.capture.torch.passes import Pass, tensors
 
@@ -112,6 +113,8 @@ class DataSets:
         self._pending.append((one, keys))
         if searching:
             self._search(batch, keys)
+        if self._passes == SEARCHES[-1] + 1:
+            self._cut_from(batch, keys, kept=before() is tensor)
         if self.found is not None:
             if self._follow(self.found, keys, one.step) is None and self._again:
                 self._again -= 1  # a part of the set that was taken for the whole
@@ -173,6 +176,13 @@ class DataSets:
         if found.distinct < found.rows:
             found.facts["chance_pairs"] = expected_pairs(array)
         self._write()
+
+    def _cut_from(self, batch: Array, keys: Keys, *, kept: bool) -> None:
+        """Where every batch so far was this one: is it a piece of something longer?"""
+        if len(self.trained) == len(np.unique(keys)) and all(key in self.trained for key in keys.tolist()):
+            found = sequence_of(batch, arrays_in_sight(self.core.recorder.frames.user_frames()))
+            if found is not None:
+                self.core.recorder.fact("sequence_cut", same_object=kept, **found)
 
     def _follow(self, found: Found, keys: Keys, step: int) -> NDArray[np.int64] | None:
         places = found.places(keys)

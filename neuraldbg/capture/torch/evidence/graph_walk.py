@@ -16,7 +16,8 @@ WRAPPED = 2**63  # torch hands out a negative dim or index as an unsigned number
 SMALL = 65_536  # elements of a factor that are looked at
 SHAPES = frozenset(name.removesuffix("Backward") for name in RESHAPING)
 _SAME = SHAPES | {"Stack", "Cat", "MaskedFill", "Sum"}
-_RISING = ("Sqrt", "Log1P", "Log1p", "Log", "Exp", "ClampMin")  # monotone: the sign survives them, the factor does not
+# monotone: the sign survives them, the factor does not
+_RISING = ("Sqrt", "Log1P", "Log1p", "Log", "Exp", "ClampMin", "Minimum", "Maximum")
 
 
 @dataclass(slots=True, eq=False)

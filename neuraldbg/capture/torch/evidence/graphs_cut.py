@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.evidence.graphs_trace import follow
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.sweep import owned
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 MOST_ENTRIES = 1024  # layer calls of one step that are looked at
 MOST_FACTS = 16
+MOST_TRACED = 4  # passes that are run again to follow values
 _HEAD = 64
 _MARKED = 64
 
@@ -69,7 +72,7 @@ class Window:
 class GraphCuts:
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
-        self._updates = capture.updates
+        self._passes = capture.passes
         self._window = Window()
         self._own: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()  # layer -> trainable parameters
         self._reached: IdentityTable[bool] = IdentityTable()
@@ -79,6 +82,7 @@ class GraphCuts:
         self._excused: list[tuple[list[int], list[int]]] = [([], [])]
         self._facts = 0
         self._cuts = 0
+        self._traced = 0
         core = self.core
         core.on_layer.append(core.guard.shield("graphs of layers")(self._layer))
         core.take_part("pass_begun", "graphs of inputs", self._pass_begun)
@@ -204,6 +208,7 @@ class GraphCuts:
         with_mode = {one.layer.site for one in ran if one.grad_mode and one.layer.site in set(sites)}
         before, after, shared, whole = self._cut(lost, with_mode)
         last_pass = next((one for one in reversed(self._window.passes) if one.floating_out), None)
+        followed = self._followed([one for one in lost if one.layer.site in with_mode])
         self.core.recorder.fact(
             "unreached",
             optimizer=optimizer,
@@ -216,7 +221,22 @@ class GraphCuts:
             all_before=whole,
             model_output_without_graph=last_pass is not None and not last_pass.graph_out,
             elements=sum(p.numel() for one in lost for ref in one.parameters if (p := ref()) is not None),
+            **followed,
         )
+
+    def _followed(self, lost: list[Ran]) -> dict[str, Any]:
+        """What became of the outputs of these layers, by running their passes once more."""
+        parameters = [p for one in lost for ref in one.parameters if (p := ref()) is not None]
+        wanted = {one.pass_id for one in lost}
+        if self._traced >= MOST_TRACED:
+            return {}
+        for one in [one for one in self._passes.current if one.id in wanted and one.record is not None][:2]:
+            self._traced += 1
+            found = attempt(partial(follow, self.core, one, parameters))
+            if found is not None and found.outputs:
+                cuts = [[cut.op, cut.source, cut.discrete] for cut in found.cuts[:8]]
+                return {"outputs_that_depend": found.outputs, "with_graph": found.with_graph, "cuts": cuts}
+        return {}
 
     def _cut(self, lost: list[Ran], with_mode: set[int]) -> tuple[int | None, int | None, bool, bool]:
         """The last layer before the cut and the first one after it: the latter takes a tensor without a graph that is

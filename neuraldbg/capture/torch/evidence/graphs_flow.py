@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.stats import measurable
+from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.capture.torch.sweep import owned
 
 if TYPE_CHECKING:
@@ -131,12 +131,12 @@ class GradientFlow:
         """A number per looked-at gradient that changes when it does; 0 for None and zeros."""
         trainable = [p for p in owned(optimizer) if p.requires_grad and p.numel() <= _LARGEST]
         gradients = [parameter.grad for parameter in _spread(trainable)]
-        if not gradients or any(gradient is not None and not _readable(gradient) for gradient in gradients):
+        if not gradients or any(gradient is not None and not _has_values(gradient) for gradient in gradients):
             return UNREAD
         reading = Reading([0.0 if gradient is None else None for gradient in gradients])
         for at, gradient in enumerate(gradients):
             if gradient is not None:
-                size = torch.linalg.vector_norm(gradient.detach())
+                size = torch.linalg.vector_norm(plain(gradient, widen=False))
                 if not self.core.device.scalar(size, partial(reading.fill, at)):
                     return UNREAD
         return reading
@@ -159,10 +159,10 @@ class GradientFlow:
             if flow.watched is None and flow.updates == 0:
                 flow.watched = _first_values(optimizer)
             flow.inside += inside
-            site = self._updates.known(optimizer).site
-            self._when_read(self._read(optimizer), partial(self._reached, flow, site, self._source))
+            mine = weakref.ref(optimizer)
+            self._when_read(self._read(optimizer), partial(self._reached, flow, mine, self._source))
 
-    def _reached(self, flow: Flow, site: int, source: int, norms: Norms | None) -> None:
+    def _reached(self, flow: Flow, mine: weakref.ref[Optimizer], source: int, norms: Norms | None) -> None:
         if flow.before is None or norms is None:
             flow.content = None
             return
@@ -171,8 +171,9 @@ class GradientFlow:
             if flow.content is not None:
                 flow.content.append((source, flow.applied))
                 del flow.content[:-64]
-            if flow.applied == 0 and flow.reached in _NEVER_STEPPED_AT:  # the optimizer may be gone at the end
-                self._write(site, flow)
+            optimizer = mine()
+            if optimizer is not None and flow.applied == 0 and flow.reached in _NEVER_STEPPED_AT:
+                self._write(self._updates.known(optimizer).site, flow)  # it may be gone at the end
         flow.last = norms
 
     # -- updates -----------------------------------------------------------------------------------------------------
@@ -283,9 +284,13 @@ def _has_moved(watched: tuple[weakref.ref[Tensor], Tensor] | None) -> Tensor | N
     return (parameter.detach().reshape(-1)[:_HEAD] != watched[1]).any()
 
 
-def _readable(gradient: Tensor) -> bool:
-    plain = measurable(gradient) and gradient.layout == torch.strided
-    return plain and (gradient.is_floating_point() or gradient.is_complex())
+def _has_values(gradient: Tensor) -> bool:
+    """Also sparse ones: of those the values that are there count, summed up or not."""
+    return measurable(gradient) and (gradient.is_floating_point() or gradient.is_complex())
+
+
+def _readable(parameter: Tensor) -> bool:
+    return _has_values(parameter) and parameter.layout == torch.strided
 
 
 def _spread(parameters: list[Tensor]) -> list[Tensor]:

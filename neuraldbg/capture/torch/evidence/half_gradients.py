@@ -12,6 +12,7 @@ from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.loss import anatomy_of
 from neuraldbg.capture.torch.origin.rerun import Rerun, as_it_was, unseen
 from neuraldbg.capture.torch.passes import KeptTensor, Pass, map_leaves, tensors
+from neuraldbg.capture.torch.stats import plain
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -120,5 +121,6 @@ def _wide(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _zero_share(gradients: list[Any]) -> float:
-    total = sum(g.numel() for g in gradients)
-    return sum(g.numel() - int(torch.count_nonzero(g)) for g in gradients) / total if total else 0.0
+    values = [plain(g, widen=False) for g in gradients]
+    total = sum(v.numel() for v in values)
+    return sum(v.numel() - int(torch.count_nonzero(v)) for v in values) / total if total else 0.0

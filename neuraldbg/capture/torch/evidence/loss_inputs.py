@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.torch.evidence.attention import Attention, attentions_of, of_seen, seen_keys
+from neuraldbg.capture.torch.evidence.broadcasts import broadcast_of
 from neuraldbg.capture.torch.evidence.graph_walk import Walk, walk
 from neuraldbg.capture.torch.evidence.host_copies import Array, HostCopies
 from neuraldbg.capture.torch.evidence.leaks import Columns
@@ -59,9 +60,11 @@ LASTING = (
     "recurrent",
     "models",
     "layer",
+    "output_layer",
     "activation_site",
     "activation_inside",
     "fed_site",
+    "maker_site",
     "softmax_site",
 )  # modules
 KEPT_OUTPUT = 65_536  # elements of a pass's output that are kept until its backward
@@ -159,6 +162,7 @@ class LossInputs:
             self._look(source, index, term, graph, records)
         for number, penalty in enumerate(penalties_of(graph)):
             self._note(source, 100 + number, penalty)
+        self._look_for_pairs(source, graph)
         if deep:
             self._look_inside(graph, records)
 
@@ -190,6 +194,19 @@ class LossInputs:
             self._arrived(source, index, {**facts, "at_step": step}, arrays)
 
         self.copies.take(pieces, arrived)
+
+    def _look_for_pairs(self, source: int, graph: Walk) -> None:
+        found = broadcast_of(graph)
+        if found is None:
+            return
+        facts, numbers = found
+
+        def arrived(arrays: dict[str, Array]) -> None:
+            if "numbers" in arrays:
+                facts["all_pairs"] = pairs_every_sample(arrays["numbers"], tuple(facts["prediction_shape"][:2]))
+            self._note(source, 200, facts)
+
+        self.copies.take({"numbers": _small(numbers)}, arrived)
 
     def _values(self, term: LossTerm, graph: Walk, below: list[int]) -> tuple[Tensor | None, Tensor | None]:
         """Predictions and targets; of a difference written by hand, from the output of the pass that made them."""
@@ -347,8 +364,11 @@ def _of_sequence(arrays: dict[str, Array], target: Array, scores: Array | None, 
         rows, turned = as_rows(target, len(ids)), as_rows(target, ids.shape[1], time_first=True)
         for one, other in ((ids, rows), (ids.T, turned)):
             shifted = None if other is None else shift_of(one, other, facts["start"], facts["ignore_index"])
-            if shifted is not None and shifted["shift_match"] > best + 1e-9:
-                best = shifted["shift_match"]
+            if shifted is None:
+                continue
+            ahead = 0.01 if shifted["shift"] == 1 else 0.0  # before an input that is the target itself
+            if shifted["shift_match"] + ahead > best + 1e-9:
+                best = shifted["shift_match"] + ahead
                 found |= {key: value for key, value in shifted.items() if key != "shares"}
                 found["shift_of_next"] = shifted["shares"].get(1)
         flat = class_rows(scores)[0] if scores is not None else None

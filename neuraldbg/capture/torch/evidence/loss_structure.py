@@ -30,12 +30,15 @@ def structure_of(term: LossTerm, graph: Walk) -> Values:
         "factor": term.visit.factor,
         "chain": chain_of(term, graph),
         "layer": None if term.fed is None else term.fed.layer,
+        "output_layer": None if (made := graph.past_shapes(term.fed)) is None else made.layer,
         "ignore_index": term.ignore_index,
         "weighted": term.weighted,
         "soft": term.soft,
         "in_model": bool(term.visit.inside),
         "prediction_shape": None,
     }
+    maker = graph.past_shapes(term.fed)
+    facts["maker_site"] = None if maker is None else maker.layer
     found = activation_of(term, graph)
     if found is not None:
         facts |= _activation(*found, graph)

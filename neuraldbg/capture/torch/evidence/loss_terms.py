@@ -14,7 +14,10 @@ from neuraldbg.capture.torch.loss import LOSS_NODES
 
 MOST_TERMS = 8
 _REDUCTION = {0: "none", 1: "mean", 2: "sum"}
-_THROUGH = ("Clamp", "ClampMin", "ClampMax", "NanToNum")  # leave probabilities what they are
+MOST_BRANCHES = 64
+_THROUGH = ("Clamp", "ClampMin", "ClampMax", "NanToNum", "MaskedFill")  # leave probabilities what they are
+_JOINED = ("Cat", "Stack", "Where", "Maximum", "Minimum")
+_CHOSEN = ("Mean", "Max", "Amax", "Min", "Amin")  # over heads or instances: still a probability
 _SOFTMAXES = ("Softmax", "SafeSoftmax", "LogSoftmax")
 RANGES: dict[str, tuple[float, float]] = {
     "Relu": (0.0, math.inf),
@@ -175,22 +178,34 @@ def _tensor(value: Any) -> Tensor | None:
 
 def activation_of(term: LossTerm, walk: Walk) -> tuple[Visit, str] | None:
     """The squashing operation right in front of the loss, and what it amounts to ("Softmax", "LogSoftmax", ...)."""
-    visit = walk.past_shapes(term.fed)
-    for _ in range(8):
-        if visit is None:
-            return None
-        below = walk.past_shapes(walk.operand(visit))
-        if visit.name in ("Exp", "Log") and below is not None and below.name in _SOFTMAXES:
-            return below, "Softmax" if visit.name == "Exp" else "LogSoftmax"
-        if visit.name in RANGES or visit.name in _SOFTMAXES:
-            return visit, "Softmax" if visit.name == "SafeSoftmax" else visit.name
-        constant = (
-            visit.name in ("Add", "Sub") and sum(child is not None for child, _ in visit.node.next_functions) == 1
-        )
-        if visit.name not in _THROUGH and not constant:
-            return None
-        visit = below
-    return None
+    return _squashed(term.fed, walk)
+
+
+def _squashed(visit: Visit | None, walk: Walk, room: int = 8) -> tuple[Visit, str] | None:
+    visit = walk.past_shapes(visit)
+    if visit is None or room == 0:
+        return None
+    below = walk.past_shapes(walk.operand(visit))
+    if visit.name in ("Exp", "Log") and below is not None and below.name in _SOFTMAXES:
+        return below, "Softmax" if visit.name == "Exp" else "LogSoftmax"
+    if visit.name in RANGES or visit.name in _SOFTMAXES:
+        return visit, "Softmax" if visit.name == "SafeSoftmax" else visit.name
+    if visit.name in _JOINED:
+        return _of_every_branch(visit, walk, room - 1)
+    if visit.name in _CHOSEN:
+        found = _squashed(walk.operand(visit), walk, room - 1)
+        return found if found is not None and found[1] in ("Sigmoid", "Softmax") else None
+    constant = visit.name in ("Add", "Sub") and sum(child is not None for child, _ in visit.node.next_functions) == 1
+    return _squashed(below, walk, room - 1) if visit.name in _THROUGH or constant else None
+
+
+def _of_every_branch(visit: Visit, walk: Walk, room: int) -> tuple[Visit, str] | None:
+    """Heads that were joined: the operation at the end of each, where all of them end in the same."""
+    branches = [walk.of.get(child) for child, _ in visit.node.next_functions if child is not None]
+    found = [_squashed(branch, walk, room) for branch in branches[:MOST_BRANCHES]]
+    if not found or any(one is None or found[0] is None or one[1] != found[0][1] for one in found):
+        return None
+    return found[0]
 
 
 def range_of(visit: Visit, name: str) -> tuple[float, float] | None:
@@ -260,7 +275,7 @@ def operands_of(term: LossTerm, walk: Walk) -> Operands | None:
             return None
         sizes = saved(below.node, "self_sym_sizes") if below.name == "Expand" else term.inputs.shape
         return Operands(
-            tuple(sizes), _unexpanded(term.target), tuple(term.inputs.shape), reshaped=_adds_axis(below, walk)
+            tuple(sizes), _unexpanded(term.target), tuple(term.inputs.shape), reshaped=reshaped(below, walk)
         )
     if term.kind in ("mse", "l1") and term.visit.name in ("Pow", "Abs", "Mul"):
         minus = walk.past_shapes(walk.operand(term.visit))
@@ -283,11 +298,18 @@ def _subtracted(term: LossTerm, minus: Visit, walk: Walk) -> Operands | None:
         return None
     kept = saved(term.visit.node, "self")
     difference = kept if isinstance(kept, Tensor) and tuple(kept.shape) == result else None
-    return Operands(sizes, None, result, difference, below is not None and _adds_axis(below, walk))
+    return Operands(sizes, None, result, difference, below is not None and reshaped(below, walk))
 
 
-def _adds_axis(visit: Visit, walk: Walk) -> bool:
-    return any(one.name == "Unsqueeze" for one in _shape_changes(visit, walk))
+def reshaped(visit: Visit, walk: Walk) -> bool:
+    """Whether the loop gave a prediction one more axis, which is no oversight."""
+    return any(one.name == "Unsqueeze" or _viewed_wider(one) for one in _shape_changes(visit, walk))
+
+
+def _viewed_wider(visit: Visit) -> bool:
+    before, after = saved(visit.node, "self_sym_sizes"), visit.shape
+    views = ("View", "UnsafeView", "ReshapeAlias")
+    return visit.name in views and before is not None and after is not None and len(after) > len(before)
 
 
 def _shape_changes(visit: Visit, walk: Walk) -> Iterator[Visit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -159,7 +160,9 @@ def _of_labels(rows: Array, labels: Array) -> Values:
         shares = np.exp(rows - rows.max(1, keepdims=True))
         shares /= np.maximum(shares.sum(1, keepdims=True), 1e-12)
         facts["shares"] = np.stack([shares[labels == label].sum(0) for label in range(rows.shape[1])])
-        facts["spread_into_major"] = float(shares[rest, major].std()) if rest.any() else None
+        into = shares[rest, major]
+        facts["spread_into_major"] = float(into.std()) if rest.any() else None
+        facts["into_major"] = (major, int(rest.sum()), float(into.sum()), float((into**2).sum()))
         facts["counts"] = np.bincount(labels, minlength=rows.shape[1])
     return facts
 
@@ -170,10 +173,11 @@ class Lately:
 
     rest: deque[tuple[int, int]] = field(default_factory=partial(deque, maxlen=LATELY))
     shares: deque[tuple[Array, Array]] = field(default_factory=partial(deque, maxlen=LATELY))
+    into: deque[tuple[int, int, float, float]] = field(default_factory=partial(deque, maxlen=LATELY))
 
     def add(self, facts: Values) -> Values:
         """Takes what one look saw out of its facts, and gives what all of them together say."""
-        rest, shares, counts = (facts.pop(name, None) for name in ("rest", "shares", "counts"))
+        rest, shares, counts, into = (facts.pop(name, None) for name in ("rest", "shares", "counts", "into_major"))
         if rest is None:
             return {}
         self.rest.append(rest)
@@ -184,7 +188,18 @@ class Lately:
             number = np.maximum(sum(one[1] for one in fitting), 1)
             mean = np.round(sum(one[0] for one in fitting) / number[:, None], 3)
             found |= {"confusion": mean.tolist(), "confusion_rows": number.tolist()}
-        return found
+        return found | self._spread(into)
+
+    def _spread(self, into: tuple[int, int, float, float] | None) -> Values:
+        """How much the probability of the most common label differs between samples of all others."""
+        if into is None:
+            return {}
+        self.into.append(into)
+        same = [one for one in self.into if one[0] == into[0]]
+        number, total, squares = (sum(one[at] for one in same) for at in (1, 2, 3))
+        if not number:
+            return {}
+        return {"spread_into_major": math.sqrt(max(squares / number - (total / number) ** 2, 0.0))}
 
 
 def of_numbers(predictions: Array, target: Array | None) -> Values:

@@ -131,15 +131,18 @@ class Network:
 
     # -- the stack ---------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def _stack(self, graph: Walk, source: int) -> None:
         """Weighted layers that take another one's output as it is, and what kinds of operation the network has."""
         weighted = [visit for visit in graph.visits if visit.name in WEIGHTED]
         pairs = []
         readers = Counter(child for visit in graph.visits for child, _ in visit.node.next_functions)
         for visit in weighted:
-            before = _feeder(graph, visit)
+            before = _feeder(graph, visit, readers)
             if before is None or readers[before.node] > 1:
                 continue  # a skip connection reads it as well
+            if any((saved(one.node, "groups") or 1) > 1 for one in (before, visit)):
+                continue  # a filter per channel, and what mixes them: two halves of one convolution
             if before.layer is not None and before.layer != visit.layer:
                 pairs.append([before.layer, visit.layer, *_widths(before, visit), _attends(visit)])
         names = {visit.name for visit in graph.visits}
@@ -152,6 +155,7 @@ class Network:
             normalised=any(name.startswith(("Native", "Cudnn", *NORMALISING)) and "Norm" in name for name in names),
             nonlinear=sorted(name for name in names if _bends(name))[:16],
             complete=len(graph.visits) < DEEP,
+            **_most_dropped(graph),
         )
 
 
@@ -186,13 +190,61 @@ def _narrow(place: Place, name: str, now: Tensor) -> None:
     setattr(place, name, now if before is None or before.shape != now.shape else before & now)
 
 
-def _feeder(graph: Walk, visit: Visit) -> Visit | None:
-    """The weighted operation whose result this one takes unchanged; None where anything else lies between."""
+def _feeder(graph: Walk, visit: Visit, readers: Counter[Any]) -> Visit | None:
+    """The weighted operation whose result this one takes unchanged, or only scaled or thinned out by a dropout; None
+    where anything else lies between."""
     for slot in range(len(visit.node.next_functions)):
         below = graph.past_shapes(graph.below(visit, slot))
+        room = 4
+        while below is not None and room and readers[below.node] == 1 and _keeps_linear(below):
+            below = graph.past_shapes(graph.operand(below))
+            room -= 1
         if below is not None and below.name in WEIGHTED and below.name != "MkldnnRnnLayer":
             return below
     return None
+
+
+def _keeps_linear(visit: Visit) -> bool:
+    """A dropout, or a constant factor. A mask of ones and zeros that was computed is neither: x * (x > 0) is a relu."""
+    if visit.name in ("NativeDropout", "FusedDropout"):
+        return True
+    operands = [child for child, _ in visit.node.next_functions]
+    computed = [slot for slot, child in enumerate(operands) if child is not None]
+    if visit.name not in ("Mul", "Div") or len(computed) != 1 or (visit.name == "Div" and computed != [0]):
+        return False
+    by = saved(visit.node, "other" if computed == [0] else "self")
+    if not isinstance(by, Tensor) or by.numel() == 1:
+        return True
+    return _dropped(visit) is not None
+
+
+def _most_dropped(graph: Walk) -> dict[str, Any]:
+    """The largest share that a dropout leaves out, and the layer whose output it takes."""
+    known = [(share, visit) for visit in graph.visits if (share := _dropped(visit)) is not None]
+    if not known:
+        return {"dropped": None, "dropped_after": None}
+    share, first = max(known, key=lambda one: one[0])
+    below: Visit | None = first
+    for _ in range(4):
+        below = None if below is None else graph.past_shapes(graph.operand(below))
+        if below is not None and below.layer != first.layer:
+            break
+    return {"dropped": share, "dropped_after": None if below is None else below.layer}
+
+
+def _dropped(visit: Visit) -> float | None:
+    """The share that a dropout leaves out: on the CPU it is a product with a mask of 0 and 1 / (1 - p)."""
+    if visit.name in ("NativeDropout", "FusedDropout"):
+        p = saved(visit.node, "p")
+        return float(p) if isinstance(p, int | float) else None
+    masks = [saved(visit.node, name) for name in ("other", "self")] if visit.name == "Mul" else []
+    by = next((mask for mask in masks if isinstance(mask, Tensor)), None)
+    if by is None or by.is_cuda or not by.is_floating_point() or not 1 < by.numel() <= MOST_ELEMENTS:
+        return None
+    kept = by[by != 0]
+    if kept.numel() == 0 or float(kept[0]) <= 1.0 or not bool((kept == kept[0]).all()) or kept.numel() == by.numel():
+        return None
+    return 1.0 - 1.0 / float(kept[0])
 
 
 def _widths(before: Visit, after: Visit) -> tuple[int | None, int | None]:

@@ -14,6 +14,9 @@ from neuraldbg.capture.torch.passes import Pass
 MOST_ELEMENTS = 2**22
 MOST_FACTS = 512
 LATER = 10  # updates after which units that started equal are looked at again
+COPIED = 1e-3  # of the way a unit has come: units closer than that to each other have come it together
+ROUNDING = 2e-6  # kernels add up in different orders
+FEW = 8
 
 
 class Starts:
@@ -23,7 +26,7 @@ class Starts:
         self.core = capture.core
         self._seen: set[int] = set()
         self._written = 0
-        self._equal: dict[int, weakref.ref[Tensor]] = {}  # parameters whose units started as copies of one
+        self._equal: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # units that started as copies of this one
         self.core.take_part("pass_begun", "first weights", self._begun)
         self.core.take_part("update_done", "first weights", self._updated)
         self.core.take_part("ending", "first weights", self._look_again)
@@ -45,18 +48,24 @@ class Starts:
 
     def _look_again(self) -> None:
         """Whether those units have become different since."""
-        for site, ref in self._equal.items():
+        for site, (ref, start) in self._equal.items():
             parameter = ref()
-            if parameter is not None and self.core.recorder.step >= LATER:
-                with torch.no_grad():
-                    self.core.recorder.fact("rows_later", site=site, equal=_equal_rows(parameter.detach().float()))
+            if parameter is None or self.core.recorder.step < LATER:
+                continue
+            with torch.no_grad():
+                rows = parameter.detach().float().flatten(1)
+                if rows.shape[1:] == start.shape:
+                    moved = float((rows[0] - start).abs().max())
+                    self.core.recorder.fact(
+                        "rows_later", site=site, equal=_equal_rows(rows), moved=moved, different=_different(rows, moved)
+                    )
 
     @torch.no_grad()
     def _write(self, site: int, own: str, path: str, module: nn.Module, parameter: Tensor) -> None:
         values = parameter.detach().float()
         equal = _equal_rows(values)
         if equal and parameter.requires_grad:
-            self._equal[site] = weakref.ref(parameter)
+            self._equal[site] = weakref.ref(parameter), values[0].flatten().clone()
         self.core.recorder.fact(
             "start",
             site=site,
@@ -95,3 +104,14 @@ def _equal_rows(values: Tensor) -> bool | None:
         return None
     rows = values.flatten(1)
     return bool((rows == rows[:1]).all())
+
+
+def _different(rows: Tensor, moved: float) -> int | None:
+    """How many different units there are, up to rounding: one for each gate of an LSTM that started constant. None when
+    there are more than a few."""
+    slack = COPIED * moved + ROUNDING * float(rows.abs().max())
+    left, found = rows, 0
+    while len(left) and found < FEW:
+        left = left[(left - left[0]).abs().amax(1) > slack]
+        found += 1
+    return found if not len(left) else None

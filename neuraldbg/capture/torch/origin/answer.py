@@ -80,6 +80,7 @@ def from_chain(chain: list[Event], method: str, recorder: Recorder) -> Answer:
         first.saved,
         first.wide,
         links,
+        {"after_site": first.after} if first.after is not None else {},
     )
 
 

@@ -20,6 +20,7 @@ from neuraldbg.capture.torch.origin.graph import Path, op_of, walk
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.core import Core
+    from neuraldbg.capture.torch.frames import Frames
 
 FIRST_UPDATES = 3
 MOST_WINDOWS = 64
@@ -77,18 +78,9 @@ class LossLines:
         if self.core.recorder.step >= FIRST_UPDATES or len(self.lines) >= MOST_LINES:
             return
         for node, path, _, _ in walk(loss.grad_fn, into_models=False, limit=MOST_LINES):
-            line = self._made_at(node)
+            line = made_at(node, self.core.recorder.frames)
             if line is not None:
                 self.lines[source, path, op_of(node)] = line
-
-    def _made_at(self, node: Any) -> str | None:
-        frames = self.core.recorder.frames
-        stack = node.metadata.get("traceback_")
-        for text in reversed(stack or ()):
-            found = _FRAME.search(text)
-            if found and frames.is_user_file(found[1]):
-                return f"{frames.display(found[1])}:{found[2]}"
-        return None
 
     # -- later --------------------------------------------------------------------------------------------------------
 
@@ -112,6 +104,16 @@ class LossLines:
                 shown = self.core.recorder.frames.display(filename)
                 found += [f"{shown}:{line}" for line in _lines_with(text, names, operators)]
         return found[0] if len(set(found)) == 1 else None
+
+
+def made_at(node: Any, frames: Frames) -> str | None:
+    """The user's line that made a node, while autograd keeps it."""
+    stack = node.metadata.get("traceback_")
+    for text in reversed(stack or ()):
+        found = _FRAME.search(text)
+        if found and frames.is_user_file(found[1]):
+            return f"{frames.display(found[1])}:{found[2]}"
+    return None
 
 
 def _lines_with(text: str, names: set[str], operators: tuple[type, ...]) -> list[int]:

@@ -38,6 +38,7 @@ class Event:
     index: int
     op: str
     layer: int | None = None  # site
+    after: int | None = None  # site of the layer that was left last, where the root's own forward was running
     source: str | None = None
     node: str | None = None  # of the backward it ran in
     inputs: list[dict[str, Any]] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Event:
     wide: dict[str, Any] | None = None  # the same operation in float32
 
 
-Place = tuple[int | None, str | None]  # layer site, source line
+Place = tuple[int | None, str | None, int | None]  # layer site, source line, layer that was left last
 
 
 class Localiser(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -63,6 +64,7 @@ class Localiser(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._began = time.monotonic()
         self.stop: CodeType | None = None
         self.fallback: str | None = None
+        self.after: int | None = None
         self.active = True
         self.events: list[Event] = []
         self._made_by: dict[int, Event] = {}  # storage -> event that left something bad in it
@@ -70,6 +72,7 @@ class Localiser(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known: dict[int, str] = {}  # storage of a parameter, buffer or input -> its name
 
     def begin_pass(self) -> None:
+        self.after = None
         self._made_at.clear()
 
     def forget(self) -> None:
@@ -103,7 +106,7 @@ class Localiser(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._made_by.pop(key, None)
             elif len(self.events) < MOST_EVENTS:
                 event = self._event(func, name, inputs, tensor)
-                event.layer, event.source = place
+                event.layer, event.source, event.after = place
                 if node is not None:
                     event.node = node.name()
                     if not event.parents:
@@ -112,8 +115,8 @@ class Localiser(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _place(self, node: Any) -> Place:
         if node is not None:
-            return self._made_at.get(node._sequence_nr(), (None, None))
-        place = (self._layer(), self._line())
+            return self._made_at.get(node._sequence_nr(), (None, None, None))
+        place = (self._layer(), self._line(), self.after)
         self._made_at.setdefault(_get_sequence_nr() - 1, place)
         return place
 

@@ -120,6 +120,9 @@ class Rerun:
         def leave(module: nn.Module, *_: Any) -> None:
             while running and running.pop() is not module:
                 pass
+            known = tree.layers.get(module)
+            if len(running) == 1 and known is not None:
+                mode.after = known.site
 
         def layer() -> int | None:
             known = None if not running else tree.layers.get(running[-1])

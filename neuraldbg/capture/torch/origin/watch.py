@@ -20,6 +20,7 @@ from neuraldbg.capture.torch.origin.localiser import Localiser
 from neuraldbg.capture.torch.origin.search import Held, Search
 from neuraldbg.capture.torch.origin.values import not_finite
 from neuraldbg.capture.torch.passes import Pass
+from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.errors import StoppedOnNaN
 
@@ -30,6 +31,8 @@ SEARCHES = 2  # the first, and one more when that one did not find the operation
 NEAR = 4  # parameters among which a small one is looked for when the first is large
 HANDY = 2**16  # elements
 GROWN = 100.0  # weights that have grown so much since the start diverge: whatever overflows then is a consequence
+OVERDUE = 2  # backwards more than usual without an update
+LOOKED_AT = 64  # of those whose gradients are looked at
 ARMED_UPDATES = 50  # after which an armed search gives up
 
 
@@ -46,6 +49,10 @@ class OriginWatch:
         self._source = -1
         self._factor: float | None = None
         self._loss_bad_at = -1
+        self._skips = False
+        self._graph_begun = False  # a pass with a graph since the last backward
+        self._by_scaler = False  # torch's GradScaler made this loss larger
+        self._since, self._most = 0, 0  # backwards since the last update, and the most there were before one
         self._probes: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()
         self._start: IdentityTable[float] = IdentityTable()  # parameter -> norm before its first update
         self._arm_at = capture.options.arm_step
@@ -74,14 +81,17 @@ class OriginWatch:
             self._arm()
 
     def _pass_ended(self, one: Pass, *_: Any) -> None:
-        if one.grad:
+        self._graph_begun = self._graph_begun or one.grad
+        if self._graph_begun:
             self.lines.open()
 
     def _backward_begun(self, loss: Tensor | None, source: int) -> None:
         self.lines.close()
+        self._graph_begun = False
         if loss is None or (not self.left and not self.stop):
             return
         self._source = source
+        self._by_scaler = loss in self.capture.backward._unscaled
         self.lines.learn(loss, source)
         if source not in self._places or self.core.recorder.step < FIRST_UPDATES:
             self._places[source] = steep_places(loss)
@@ -107,10 +117,14 @@ class OriginWatch:
 
     def _backward_done(self, _: Tensor | None) -> None:
         updates = self.capture.updates
-        if self.left and not len(updates.optimizers) and not len(updates.unnamed):
+        self._since += 1
+        unclaimed = not len(updates.optimizers) and not len(updates.unnamed)
+        overdue = not unclaimed and self._since > self._most + OVERDUE
+        if self.left and (unclaimed or (overdue and self._since <= self._most + LOOKED_AT)):
             first = next((p for _, p in self.core.tree.trainable() if p.grad is not None), None)
             if first is not None and not first.is_cuda and not_finite(first.grad):
-                self._gradients_bad()
+                self._updates_skipped() if overdue else self._gradients_bad()
+        if unclaimed or overdue:
             self._held.clear()
 
     def _update_begun(self, optimizer: Any, _: Any) -> None:
@@ -130,6 +144,7 @@ class OriginWatch:
         self._held.clear()
 
     def _update_done(self, *_: Any) -> None:
+        self._most, self._since = max(self._most, self._since), 0
         if self._mode is not None:
             self._mode.forget()
             if self.core.recorder.step > (self._arm_at or 0) + ARMED_UPDATES:
@@ -150,7 +165,7 @@ class OriginWatch:
         """The first and the last parameter: a NaN flows back to everything before it, and models are written down
         either way round. Large ones (embeddings) give way to a small neighbour."""
         self._measure_start(optimizer)
-        all_of_it = [p for p in owned(optimizer) if p.grad is not None and p.grad.layout == torch.strided]
+        all_of_it = [p for p in owned(optimizer) if p.grad is not None and measurable(p.grad)]
         chosen = [_handy(end) for end in (all_of_it[:NEAR], all_of_it[: -NEAR - 1 : -1]) if end]
         probes = self._probes[optimizer] = [weakref.ref(p) for p in {id(p): p for p in chosen}.values()]
         return probes
@@ -188,6 +203,18 @@ class OriginWatch:
             self._find(lambda: Answer("loss", "late"), "the loss is not finite", None)
 
     # -- the search ---------------------------------------------------------------------------------------------------
+
+    def _updates_skipped(self) -> None:
+        """Bad gradients, and backwards without an update: the script looks at them itself and leaves updates out. Its
+        own business, so nothing stops here, and the searches are kept for later."""
+        if self._skips or self._by_scaler or self._loss_bad_at == self.core.recorder.step:
+            return
+        self._skips = True
+        left, stop, self.stop = self.left, self.stop, False
+        try:
+            self._gradients_bad()
+        finally:
+            self.left, self.stop = left, stop
 
     def _gradients_bad(self) -> None:
         if self._loss_bad_at == self.core.recorder.step:
@@ -248,6 +275,7 @@ class OriginWatch:
             "growth": growth,
             "diverging": growth is not None and growth > GROWN and self._large(),
             "backward": self.core.backwards,
+            "update_skipped": self._skips and self._since > self._most + OVERDUE,
             "not_replayed": self.search.refused,
             "backward_source": recorder.line_of_source(self._source),
             "saved_batch": saved,
@@ -293,4 +321,5 @@ def _norm(parameter: Tensor) -> float:
 
 def _sum_is_bad(gradient: Tensor) -> bool:
     """2 us where nothing is wrong."""
-    return not math.isfinite(float(gradient.detach().sum())) and not_finite(gradient)
+    values = gradient.detach() if gradient.layout == torch.strided else plain(gradient, widen=False)
+    return not math.isfinite(float(values.sum())) and not_finite(gradient)

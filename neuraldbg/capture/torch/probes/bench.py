@@ -28,16 +28,24 @@ class Allowance:
     """Seconds of this thread's own work, within a limit on the clock: a busy machine gives less of them."""
 
     def __init__(self, seconds: float, most: float) -> None:
-        self._work = time.thread_time() + seconds
-        self._clock = time.monotonic() + most
+        self._began = time.thread_time()
+        self._work = self._began + seconds
+        self._clock_began = time.monotonic()
+        self._clock = self._clock_began + most
 
     @property
     def left_s(self) -> float:
         return min(self._work - time.thread_time(), self._clock - time.monotonic())
 
+    def raise_to(self, seconds: float) -> None:
+        """Allow for more work since the beginning, and twice as much on the clock of a busy machine."""
+        self._work = max(self._work, self._began + seconds)
+        self._clock = max(self._clock, self._clock_began + 2 * seconds)
+
     def part(self, seconds: float) -> Allowance:
         """A share of it, not more than is left."""
-        return Allowance(min(seconds, self.left_s), self._clock - time.monotonic())
+        left = self._clock - time.monotonic()
+        return Allowance(min(seconds, self.left_s), min(2 * max(seconds, 0.0), left))
 
 
 @dataclass(eq=False)

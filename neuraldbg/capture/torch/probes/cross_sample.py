@@ -15,6 +15,7 @@ from neuraldbg.capture.torch.probes.sample import Sample
 from neuraldbg.capture.torch.probes.stage import Weights, seeded
 
 LEAKS = 1e-3
+AMONG = 0.1  # over the number of samples: what is averaged over them reaches each by about one part in so many
 SHARE = 0.05
 
 
@@ -30,10 +31,11 @@ class Leak:
     ratio: float  # change of the others over change of the sample itself
     share: float  # of the others that changed
     own: float  # change of the sample itself over the spread of the outputs
+    size: int = 1  # samples
 
     @property
     def leaks(self) -> bool:
-        return self.ratio > LEAKS and self.share > SHARE
+        return self.ratio > min(LEAKS, AMONG / self.size) and self.share > SHARE
 
 
 def cross_sample(bench: Bench) -> Fact:
@@ -72,6 +74,7 @@ def cross_sample(bench: Bench) -> Fact:
         "own": leak.own,
         "leaks": leaks,
         "own_axis_hint": hint,
+        "given": place is not None and place.given,
         **bench.where(place, one),
     }
 
@@ -144,7 +147,7 @@ def leak_along(bench: Bench, sample: Sample, weights: Weights, axes: Axes) -> Le
         changed = float((rest.abs().amax(1) > 1e-5 * scale).double().mean())
         ratio = min(rms(rest) / max(own, 1e-3 * scale), 1e3) if changed else 0.0
         if (ratio, own) > (worst.ratio, worst.own):
-            worst = Leak(ratio, changed, own / scale)
+            worst = Leak(ratio, changed, own / scale, axes.size)
     return worst
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from neuraldbg.capture.torch.passes import tensors
 from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, inputs_of, rms
 from neuraldbg.capture.torch.probes.mixing import Place, first_jump, listen
 from neuraldbg.capture.torch.probes.sample import Sample
-from neuraldbg.capture.torch.probes.stage import Weights, seeded
+from neuraldbg.capture.torch.probes.stage import Change, Weights, seeded
 
 SHIFTS = range(5)
 MATCH = 0.9
+MOST_ELEMENTS = 2**22  # of what a layer puts out and is compared
 
 
 def future_token(bench: Bench) -> Fact:
@@ -21,12 +25,13 @@ def future_token(bench: Bench) -> Fact:
     weights = bench.stage.weights(initial=False)
     bench.modes(sample)["eval"]()
     place, sequence = _sequence_of(sample)
-    out = _per_position(bench.outputs(sample, weights), sequence)
+    reading = _Reading(bench, sample, weights, sequence)
+    out = reading.outputs(None)
     if out is None:
         raise Skip("the outputs have no position for each position of the input")
     length = sequence.shape[1]
     cuts = sorted({length // 2, length - 1, max(1, length // 4)})
-    leaks = [_leak(bench, sample, weights, (place, sequence, cut)) for cut in cuts]
+    leaks = [_leak(reading, place, cut) for cut in cuts]
     leaking = [cut for cut, leak in zip(cuts, leaks, strict=True) if leak > 1e-3]
     where = None
     if leaking:
@@ -49,14 +54,31 @@ def future_token(bench: Bench) -> Fact:
 
 
 def _sequence_of(sample: Sample) -> tuple[int, Tensor]:
-    """The first input of shape (N, T) of ids or (N, T, F) of numbers."""
-    found = inputs_of(sample.tape.passes[sample.tape.used_passes[-1]])
-    for place, tensor in found.items():
+    """The input of shape (N, T) of ids or (N, T, F) of numbers that is asked to be continued: of several the one that
+    the targets (or another input, where the model computes its loss itself) are, moved by one; else the first."""
+    found = []
+    for place, tensor in inputs_of(sample.tape.passes[sample.tape.used_passes[-1]]).items():
         ids = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool and tensor.dim() == 2
         floats = tensor.dtype.is_floating_point and tensor.dim() == 3
         if (ids or floats) and tensor.shape[0] > 1 and tensor.shape[1] > 2:
-            return place, tensor
-    raise Skip("the model takes no sequences")
+            found.append((place, tensor))
+    if not found:
+        raise Skip("the model takes no sequences")
+    tokens = [(place, tensor) for place, tensor in found if tensor.dim() == 2 and _varies(tensor)]
+    if len(tokens) < 2:
+        return (tokens or found)[0]
+    targets = [one for one in sample.tape.targets.values() if not one.dtype.is_floating_point]
+    return max(tokens, key=lambda one: _continued(one[1], [*targets, *(t for p, t in tokens if p != one[0])]) > MATCH)
+
+
+def _varies(ids: Tensor) -> bool:
+    """No mask: more than ones and zeros."""
+    return ids.numel() > 0 and int(ids.max()) - int(ids.min()) > 1
+
+
+def _continued(ids: Tensor, others: list[Tensor]) -> float:
+    rows = [one.reshape(len(ids), -1) for one in others if one.numel() % len(ids) == 0 and one.numel() >= 2 * len(ids)]
+    return max((_match(ids, one, 1) for one in rows), default=0.0)
 
 
 def _per_position(outputs: list[Tensor], sequence: Tensor) -> Tensor | None:
@@ -82,10 +104,51 @@ def _later(place: int, cut: int, at: int, value: Tensor) -> Tensor:
     return value
 
 
-def _leak(bench: Bench, sample: Sample, weights: Weights, what: tuple[int, Tensor, int]) -> float:
-    place, sequence, cut = what
-    base = _per_position(bench.outputs(sample, weights), sequence)
-    other = _per_position(bench.outputs(sample, weights, partial(_later, place, cut)), sequence)
+@dataclass(eq=False)
+class _Reading:
+    """What a model says of each position. One that puts out its loss is read at the last of its layers that has a
+    position for each of the input."""
+
+    bench: Bench
+    sample: Sample
+    weights: Weights
+    sequence: Tensor
+    inside: str | None = None  # path of that layer
+
+    def outputs(self, change: Change | None) -> Tensor | None:
+        if self.inside is None:
+            found = _per_position(self.bench.outputs(self.sample, self.weights, change), self.sequence)
+            if found is not None:
+                return found
+        return self._of_a_layer(change)
+
+    def _of_a_layer(self, change: Change | None) -> Tensor | None:
+        entry = self.bench.last_pass(self.sample).entry
+        last: dict[str, Tensor] = {}
+
+        def keep(path: str, value: Any) -> None:
+            found = _per_position([one for one in tensors(value) if one.numel() <= MOST_ELEMENTS], self.sequence)
+            if found is not None:
+                last.pop(path, None)  # the order is that of the last calls
+                last[path] = found.detach().clone()
+
+        handles = [
+            module.register_forward_hook(lambda _, __, value, path=path: keep(path, value))
+            for path, module in entry.named_modules()
+            if path and self.inside in (None, path)
+        ]
+        try:
+            self.bench.outputs(self.sample, self.weights, change)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if self.inside is None and last:
+            self.inside = list(last)[-1]
+        return last.get(self.inside or "")
+
+
+def _leak(reading: _Reading, place: int, cut: int) -> float:
+    base, other = reading.outputs(None), reading.outputs(partial(_later, place, cut))
     if base is None or other is None or base.shape != other.shape:
         return 0.0
     moved = other - base

@@ -14,6 +14,8 @@ from neuraldbg.capture.torch.frames import Frames
 
 MOST_OPERATIONS = 4000
 MOST_BYTES = 64 * 2**20
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "sparse_mm", "sparse_addmm")
+_JOINING = ("index_add", "scatter", "index_select", "index_reduce", "segment_reduce", "sparse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Place:
     source: str | None
     before: float  # share of changed elements that went in
     after: float  # and came out
+    given: bool = False  # who meets whom was given from outside: an adjacency matrix, a list of edges
 
 
 @dataclass(slots=True)
@@ -35,7 +38,7 @@ class _Seen:
     dim: int | None
     source: str | None
     values: list[Tensor]
-    places: list[int]
+    given: bool
 
 
 class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -48,7 +51,12 @@ class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.made_by: dict[int, int] = {}
         self.alive: list[Any] = []  # an id is only good while its tensor lives
         self.stack: list[nn.Module] = []
+        self.weights: set[int] = set()
         self.bytes = 0
+
+    def enter(self, module: nn.Module) -> None:
+        self.stack.append(module)
+        self.weights.update(id(weight) for weight in module._parameters.values() if weight is not None)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = function(*args, **(kwargs or {}))
@@ -73,10 +81,19 @@ class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         values = [one.detach().clone() for one in found]
         self.bytes += sum(value.numel() * value.element_size() for value in values)
         name = str(function).removeprefix("aten.").split(".")[0]
-        self.seen.append(_Seen(name, entered, module, _dim_of(function, args, kwargs), line, values, []))
+        given = self._given(name.strip("_"), args)
+        self.seen.append(_Seen(name, entered, module, _dim_of(function, args, kwargs), line, values, given))
         for one in found:
             self.made_by[id(one)] = len(self.seen) - 1
         self.alive += found
+
+    def _given(self, name: str, args: Any) -> bool:
+        """Whether the operation joins what a constant of the script tells it to."""
+        if name.startswith(_JOINING):
+            return True
+        loose = [one for one in args if isinstance(one, Tensor) and id(one) not in self.made_by]
+        square = [one for one in loose if one.dim() >= 2 and one.shape[-1] == one.shape[-2] and one.shape[-1] > 1]
+        return name in _PRODUCTS and any(id(one) not in self.weights for one in square)
 
 
 def _dim_of(function: Any, args: Any, kwargs: Any) -> int | None:
@@ -95,7 +112,7 @@ def listen(run: Callable[[], Any], root: nn.Module, frames: Frames | None) -> li
     listening = _Listening(frames)
     handles = []
     for module in root.modules():
-        handles.append(module.register_forward_pre_hook(lambda m, _: listening.stack.append(m)))
+        handles.append(module.register_forward_pre_hook(lambda m, _: listening.enter(m)))
         handles.append(module.register_forward_hook(lambda m, _, __: _left(listening.stack, m), always_call=True))
     try:
         with torch.no_grad(), listening:
@@ -125,7 +142,7 @@ def first_jump(base: list[_Seen], other: list[_Seen], root: nn.Module, expected:
             module = one.module
             layer = paths.get(id(module)) if module is not None else None
             kind = None if module is None else type(module).__name__
-            return Place(layer, kind, one.operation, one.dim, one.source, entered, shares[number])
+            return Place(layer, kind, one.operation, one.dim, one.source, entered, shares[number], one.given)
     return None
 
 

@@ -119,6 +119,25 @@ def as_recorded(sample: Sample) -> None:
             module.training = flag
 
 
+def without_dropout(sample: Sample) -> None:
+    """As recorded, but with everything in evaluation mode that is no BatchNorm: also `F.dropout(x, p, self.training)`
+    and the dropout inside recurrent and attention modules are off."""
+    as_recorded(sample)
+    for number in sample.tape.used_passes:
+        for module in sample.tape.passes[number].root.modules():
+            if not isinstance(module, BATCH_NORMS):
+                module.training = False
+
+
+def dropout_of(module: nn.Module) -> float | None:
+    """The share of units a module drops in training; None where it drops none."""
+    if isinstance(module, DROPOUTS):
+        return module.p
+    if isinstance(module, nn.MultiheadAttention) or (isinstance(module, nn.RNNBase) and module.num_layers > 1):
+        return float(module.dropout) or None
+    return None
+
+
 @contextmanager
 def borrowed(roots: list[nn.Module]) -> Iterator[None]:
     """Nothing an experiment does to the process or to the user's modules remains, and nothing of it is heard."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, finite, rms
 from neuraldbg.capture.torch.probes.sample import Sample
-from neuraldbg.capture.torch.probes.stage import BATCH_NORMS, DROPOUTS, Weights, seeded
+from neuraldbg.capture.torch.probes.stage import BATCH_NORMS, Weights, dropout_of, seeded
 
 
 def train_eval(bench: Bench) -> Fact:
@@ -29,7 +29,7 @@ def train_eval(bench: Bench) -> Fact:
     if not any(tensor.dtype.is_floating_point for tensor in found["eval"]):
         raise Skip("the model puts out no floating numbers")
     modules = [module for root in bench.specimen.roots for module in root.modules()]
-    dropouts = [module.p for module in modules if isinstance(module, DROPOUTS)]
+    dropouts = [p for module in modules if (p := dropout_of(module)) is not None]
     flags = {flag for number in sample.tape.used_passes for flag in sample.tape.passes[number].record.training}
     return {
         **bench.about(sample, "final"),

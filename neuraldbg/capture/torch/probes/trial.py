@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.torch.probes.bench import Allowance
 from neuraldbg.capture.torch.probes.sample import OptimizerTrace, Sample
-from neuraldbg.capture.torch.probes.stage import Stage, Weights, as_recorded, seeded
+from neuraldbg.capture.torch.probes.stage import Stage, Weights, as_recorded, seeded, without_dropout
 
 BLOWN_UP = 1e3  # times the first loss
 CURVE = 16
@@ -33,7 +33,9 @@ class Change:
     unclipped: bool = False
     warm_up: int = 0  # updates
     loss_factor: float = 1.0
+    thawed: bool = False  # parameters with requires_grad=False learn as well
     joined: int = 1  # batches whose gradients are averaged before each update
+    quiet: bool = False  # no dropout
 
 
 @dataclass(eq=False)
@@ -45,6 +47,7 @@ class Arm:
     diverged: bool = False
     swings: float = 0.0
     seconds: float = 0.0  # of the updates alone
+    moved: float = math.nan  # size of the first update over that of the weights, in the median of weight tensors
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     weights: Weights = field(default_factory=dict)
@@ -81,6 +84,7 @@ class Trial:
     change: Change = Change()
     backwards: int = 1
     first: float = math.nan  # mean loss over the samples before any update
+    at_update: int = 0  # of the run: where in its learning rates the arm begins
 
     def run(self, updates: int, time_left: Allowance, *, start: Weights | None = None) -> Arm:
         weights = start or self.stage.weights(initial=bool(self.stage.specimen.initial))
@@ -94,8 +98,10 @@ class Trial:
             if not math.isfinite(loss) or abs(loss) > BLOWN_UP * max(abs(self.first), 1e-3):
                 arm.diverged = True
                 break
+            before = {} if arm.updates else _weights(leaves)
             for trace, optimizer in zip(self.traces, optimizers, strict=True):
                 self._step(trace, optimizer, update)
+            arm.moved = _moved(leaves, before) if before else arm.moved
             arm.updates += 1
             if time_left.left_s <= 0 and update >= 3:
                 break
@@ -107,8 +113,9 @@ class Trial:
         """Trainable stand-ins for the parameters, put among the weights."""
         found = {}
         for parameter in self.stage.parameters():
-            leaf = weights[id(parameter)].requires_grad_(parameter.requires_grad)
-            if parameter.requires_grad:
+            learns = parameter.requires_grad or (self.change.thawed and parameter.is_floating_point())
+            leaf = weights[id(parameter)].requires_grad_(learns)
+            if learns:
                 found[id(parameter)] = leaf
         return found
 
@@ -118,6 +125,9 @@ class Trial:
             mine = [leaves[number] for number in ids if number in leaves]
             if mine:
                 groups.append({**options, **self._changed(options), "params": mine})
+        if self.change.thawed and groups and trace is self.traces[0]:
+            known = {number for one in self.traces for ids in one.parameters for number in ids}
+            groups[0]["params"] += [leaf for number, leaf in leaves.items() if number not in known]
         make: Any = trace.kind
         optimizer: Optimizer = make(groups)
         return optimizer
@@ -141,7 +151,7 @@ class Trial:
         value = 0.0
         for part in range(joined):
             sample = self.samples[(update * joined + part) % len(self.samples)]
-            as_recorded(sample)
+            (without_dropout if self.change.quiet else as_recorded)(sample)
             loss, _ = self.stage.loss(sample, weights)
             value += float(loss.detach()) / joined
             scaled = loss * (self.backwards * self.change.loss_factor / joined)
@@ -168,7 +178,7 @@ class Trial:
             clip_grad_value_(found, clip[1])
 
     def _step(self, trace: OptimizerTrace, optimizer: Optimizer, update: int) -> None:
-        rates = trace.rates[min(update, len(trace.rates) - 1)] if trace.rates else ()
+        rates = trace.rates[min(self.at_update + update, len(trace.rates) - 1)] if trace.rates else ()
         warm = min(1.0, (update + 1) / self.change.warm_up) if self.change.warm_up else 1.0
         for group, rate in zip(optimizer.param_groups, rates, strict=False):
             group["lr"] = rate * self.change.rate * warm
@@ -179,23 +189,35 @@ class Trial:
             tensor.requires_grad_(False)
         window = len(self.samples)
         cycles = [sum(part) / len(part) for part in _parts(arm.losses, window) if len(part) == window]
-        arm.last = mean_loss(self.stage, self.samples, arm.weights) if not arm.diverged else math.nan
+        last = mean_loss(self.stage, self.samples, arm.weights, quiet=self.change.quiet)
+        arm.last = last if not arm.diverged else math.nan
         known = [value for value in (*cycles, arm.last) if math.isfinite(value)]
         arm.lowest = min(known, default=math.nan)
         pairs = list(zip(arm.losses, arm.losses[window:], strict=False))
         arm.swings = sum(later > before for before, later in pairs) / len(pairs) if pairs else 0.0
 
 
+def _weights(leaves: dict[int, Tensor]) -> dict[int, Tensor]:
+    return {number: leaf.detach().clone() for number, leaf in leaves.items() if leaf.dim() > 1}
+
+
+def _moved(leaves: dict[int, Tensor], before: dict[int, Tensor]) -> float:
+    with torch.no_grad():
+        shares = sorted(float((leaves[number] - old).norm() / old.norm()) for number, old in before.items())
+    known = [share for share in shares if math.isfinite(share)]
+    return known[len(known) // 2] if known else math.nan
+
+
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def mean_loss(stage: Stage, samples: list[Sample], weights: Weights) -> float:
+def mean_loss(stage: Stage, samples: list[Sample], weights: Weights, *, quiet: bool = False) -> float:
     """Over the samples, with the training flags of the run; nothing is learned and no buffer of `weights` moves."""
     seeded(1)
     total = 0.0
     for sample in samples:
-        as_recorded(sample)
+        (without_dropout if quiet else as_recorded)(sample)
         with torch.no_grad():
             copies = {number: tensor.clone() for number, tensor in weights.items()}
             total += float(stage.loss(sample, copies)[0])
