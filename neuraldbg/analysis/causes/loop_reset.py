@@ -17,7 +17,7 @@ from neuraldbg.analysis.places import parsed
 from neuraldbg.records import Call, Finding, Severity
 
 FEWEST = 3
-AS_BEFORE = 0.5  # of the loss that the first models began with: later ones start over
+AS_BEFORE, STEADILY = 0.6, 0.7  # of the first loss, and share of falls: below, a new model builds on the last ones
 KEPT = 12  # graphs alive long after their update, before it is a leak
 _EPOCH = re.compile(r"^_?(n_?)?(e|ep|epochs?|epoch_?(i|idx|num|nr|number)?)$")
 _STEP = re.compile(r"^_?(global_)?(steps?|it|iters?|iterations?|batch|i)(_?(i|idx|num|nr|number))?$")
@@ -177,10 +177,11 @@ def _starts_over(evidence: Evidence, trained: list[int]) -> bool:
     boosting."""
     values = main_loss(evidence).values
     begins = [at for at in [0, *np.cumsum(trained[:-1]).tolist()] if at < len(values)]
-    if len(begins) < 3 or max(trained) <= 1:
+    if len(begins) < 4 or max(trained) <= 1:
         return True
-    half = len(begins) // 2
-    return float(np.median(values[begins[-half:]])) >= AS_BEFORE * float(np.median(values[begins[:half]]))
+    first = values[begins]
+    falls = float((np.diff(first) < 0).mean())
+    return not (falls >= STEADILY and first[-1] < AS_BEFORE * first[0])
 
 
 def _optimizer_reset(fact: Fact, loop: Loop | None) -> Severity | None:
