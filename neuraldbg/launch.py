@@ -55,7 +55,7 @@ class Request:
     step: bool = False  # stop at the first layer
     breaking: bool = True  # breakpoints.enabled
     pausing: bool = True  # breakpoints.pause_on_condition
-    serve: bool = False  # a server of ours can be asked to go on
+    serve: bool = True  # open the line over which a run can be asked to go on
     prompt: Any = None  # somebody at this terminal
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
@@ -155,7 +155,6 @@ class Control:
             _say(f"nobody can reach this run from outside: {error}")
             return
         gate.on_event.append(self._line.publish)
-        gate.remote = True
 
     def _how(self) -> str | None:
         """The line that lets it go on, once the server has told where it is."""
