@@ -5,7 +5,6 @@ This process *is* the trainer: same pid, argv, working directory, stdin, stdout,
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -30,7 +29,6 @@ from neuraldbg.script import Outcome, flush_streams, load_module, load_script
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
-SERVER_FILE = "server.json"  # in the run directory: where the server of a run can be reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,7 @@ class Control:
         for kind in request.break_on:
             gate.break_on(kind)
         gate.prompt = request.prompt
-        gate.how_to_answer = self._how
+        gate.run_dir = run_dir
         if request.step:
             gate.stop_each("layer")
         if request.serve:
@@ -155,14 +153,6 @@ class Control:
             _say(f"nobody can reach this run from outside: {error}")
             return
         gate.on_event.append(self._line.publish)
-
-    def _how(self) -> str | None:
-        """The line that lets it go on, once the server has told where it is."""
-        try:
-            url = json.loads((self._run_dir / SERVER_FILE).read_text(encoding="utf-8"))["url"]
-        except (OSError, ValueError, KeyError):
-            return None
-        return f"curl -X POST {url}/api/continue"
 
     def close(self) -> None:
         if self._line is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuraldbg.control.channel import CONTROL_FILE
 from neuraldbg.records import Phase
 from neuraldbg.surfaces.reports.session import dump, session_object, write_atomic
 
@@ -114,7 +115,8 @@ def zip_parts(run_dir: Path) -> Iterator[bytes]:
     run_dir = run_dir.resolve()
     pipe = _Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED, compresslevel=3, strict_timestamps=False) as archive:
-        for file in sorted(path for path in run_dir.rglob("*") if path.is_file()):
+        kept = (path for path in run_dir.rglob("*") if path.is_file() and path.name != CONTROL_FILE)
+        for file in sorted(kept):
             with archive.open(f"{run_dir.name}/{file.relative_to(run_dir).as_posix()}", "w", force_zip64=True) as entry:
                 with file.open("rb") as source:
                     while block := source.read(1 << 20):
