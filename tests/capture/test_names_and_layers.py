@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -178,15 +179,21 @@ def test_training_in_two_threads_is_kept_apart(tmp_path: Path) -> None:
         except BaseException as error:
             failures.append(error)
 
-    with watching(tmp_path) as capture:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert capture.core.any_backward == 0
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        with watching(tmp_path) as capture:
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert capture.core.any_backward == 0
+    finally:
+        sys.setswitchinterval(before)
     assert failures == []
     assert calls(tmp_path).count(Call.PASS) == 60
+    assert trace_of(tmp_path).table("spans", ["duration_ns"])["duration_ns"].min() >= 0
 
 
 @pytest.mark.parametrize("shape", ["shared", "recursive use", "reused"])

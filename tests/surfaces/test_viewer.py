@@ -132,6 +132,7 @@ class Screen:
         self.process = subprocess.Popen(
             [*VIEWER, str(run_dir), "--parent-fd", str(reading), "--live"],
             pass_fds=[reading], env=environment(TERM=term), stdin=theirs, stdout=theirs, stderr=theirs,
+            preexec_fn=os.setpgrp,  # SIGTSTP does nothing in a group whose parent is gone, as that of a test may be
         )  # fmt: skip
         os.close(theirs)
         os.close(reading)

@@ -123,8 +123,7 @@ class BackwardWatch:
         self.since_update += 1
         loss = _loss_of(tensors)
         if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
-            own = core.own_ns - began[1]
-            core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - own))
+            core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
         for notice in (*self.after_backward, *core.moments.backward_done):
             notice(loss)
         core.own_ns += now_ns() - end

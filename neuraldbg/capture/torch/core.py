@@ -56,6 +56,7 @@ class Local(threading.local):
         self.kept: Any = None  # parameters copied before the step
         self.step_start = 0
         self.own_before = 0
+        self.trains = False  # has begun a pass of its own
 
 
 @dataclass(eq=False)
@@ -71,6 +72,7 @@ class Core:
     any_backward: int = 0  # backwards under way in all threads
     backwards: int = 0
     own_ns: int = 0  # time spent in our own code during the current step
+    trainers: int = 0  # threads that have begun a pass
     recording: bool = True  # keep passes so that they can be run again
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
@@ -111,6 +113,11 @@ class Core:
         if self.local.in_backward:
             return True
         return self.any_backward > 0 and isinstance(threading.current_thread(), threading._DummyThread)
+
+    def ours_since(self, before: int) -> int:
+        """Our own time inside of something that is timed. What is ours of another thread may lie there too or not:
+        where several train, nothing is taken off."""
+        return self.own_ns - before if self.trainers < 2 else 0
 
     @contextmanager
     def own_time(self) -> Iterator[None]:

@@ -100,7 +100,7 @@ class PassWatch:
         if depth < 0:
             local.own_pass = None  # an interrupted forward left its pass behind
             return
-        duration = end_ns - start_ns - (core.own_ns - own_before)  # our own work inside is not the layer's
+        duration = end_ns - start_ns - core.ours_since(own_before)  # our own work inside is not the layer's
         if own_pass.sampled and len(rest) == 2:
             marks = None if mark is None else (mark, core.device.mark())
             self.layer_seen(module, own_pass, (start_ns, duration, marks), (args, *rest), depth)
@@ -126,6 +126,9 @@ class PassWatch:
             return ignored
         for check in self.before_pass:
             check()
+        if not core.local.trains:
+            core.local.trains = True
+            core.trainers += 1
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
         sampled = core.sampling and core.budget.pass_in_full(core.own_ns, start)
@@ -211,7 +214,7 @@ class PassWatch:
         if one.sampled and not any(
             t.is_cuda for t in tensors(rest[-1])
         ):  # on a device this would be the time of launching
-            times = (one.start_ns, start - one.start_ns - (core.own_ns - one.own_before))
+            times = (one.start_ns, start - one.start_ns - core.ours_since(one.own_before))
             core.recorder.span(one.model.site, one.phase, times, pass_id=one.id)
         if finished:
             for notice in core.moments.pass_ended:
@@ -258,21 +261,23 @@ class PassWatch:
         patience = 2 * max(optimizers, 1)
         while self._leaf_hooks:
             self._leaf_hooks.pop().remove()
-        waiting: deque[Pass] = deque()
-        for one in self.open:
-            one.updates_seen += 1
-            if one.trained:
-                continue
-            if one.updates_seen >= patience:
-                self._close(one)
-            else:
-                waiting.append(one)
-        self.open = waiting
+        with self.core.lock:
+            self.open = deque(one for one in self.open if self._still_waits(one, patience))
         self._forget_records()
+
+    def _still_waits(self, one: Pass, patience: int) -> bool:
+        one.updates_seen += 1
+        if not one.trained and one.updates_seen >= patience:
+            self._close(one)
+        return not one.trained and one.updates_seen < patience
+
+    def kept(self) -> list[Pass]:
+        """The passes of this update that can be run again, in full or in part; another thread may add some."""
+        return [*self.current.copy(), *self.light.copy()]
 
     def _forget_records(self) -> None:
         """A graph that the user keeps holds our hooks, and they hold the pass: its record must not live as long."""
-        for one in (*self.current, *self.light):
+        for one in self.kept():
             _forget(one)
         self.current.clear()
         self.light.clear()

@@ -196,7 +196,7 @@ class UpdateWatch:
         one = self.known(optimizer)
         lr = _number(optimizer.param_groups[0].get("lr"))
         local = core.local
-        duration = end - local.step_start - (core.own_ns - local.own_before)
+        duration = end - local.step_start - core.ours_since(local.own_before)
         core.recorder.call(Call.STEP, one.site, value=lr, source=core.recorder.source(3), duration_ns=duration)
         if core.sampling and not any(parameter.is_cuda for parameter in owned(optimizer)):
             core.recorder.span(one.site, Phase.UPDATE, (local.step_start, duration))

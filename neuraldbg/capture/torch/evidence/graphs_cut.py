@@ -230,7 +230,7 @@ class GraphCuts:
         wanted = {one.pass_id for one in lost}
         if self._traced >= MOST_TRACED:
             return {}
-        for one in [one for one in self._passes.current if one.id in wanted and one.record is not None][:2]:
+        for one in [one for one in self._passes.current.copy() if one.id in wanted and one.record is not None][:2]:
             self._traced += 1
             found = attempt(partial(follow, self.core, one, parameters))
             if found is not None and found.outputs:

@@ -157,7 +157,7 @@ class LossInputs:
         deep = core.sampling and (line.looks < 3 or line.looks % 8 == 0)
         line.looks += 1
         graph = walk(loss, DEEP if deep else NEAR)
-        records = {one.id: one for one in self.passes.current if one.record is not None}
+        records = {one.id: one for one in self.passes.current.copy() if one.record is not None}
         for index, term in enumerate(terms_of(graph)):
             self._look(source, index, term, graph, records)
         for number, penalty in enumerate(penalties_of(graph)):

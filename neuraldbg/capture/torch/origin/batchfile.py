@@ -36,7 +36,7 @@ def save_batch(core: Core, passes: PassWatch, batches: Any) -> str | None:
 
 
 def _tensors(passes: PassWatch, batches: Any) -> Any:
-    for one in (*passes.current, *passes.light):
+    for one in passes.kept():
         for slot, tensor in enumerate(_inputs(one)):
             yield f"{one.model.name} pass {one.id} input {slot}", tensor
     for number, batch in enumerate(batches):

@@ -149,7 +149,7 @@ class Search:
     # -- passes, run again --------------------------------------------------------------------------------------------
 
     def _kept(self) -> list[Pass]:
-        kept = {one.id: one for one in (*self.passes.current, *self.passes.light)}
+        kept = {one.id: one for one in self.passes.kept()}
         return [kept[number] for number in sorted(kept)]
 
     def _passes(self, *, backward: bool) -> Answer | None:
