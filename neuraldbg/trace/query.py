@@ -19,6 +19,7 @@ from neuraldbg.records import Kind, Site, SiteKind
 from neuraldbg.trace.findings import read_findings
 from neuraldbg.trace.heatmap import Heatmap, pooled
 from neuraldbg.trace.merge import MergedRanks, TracedRun
+from neuraldbg.trace.pieces import Rollups
 from neuraldbg.trace.rows import Rows
 from neuraldbg.trace.selection import Hit, Selection, Span, narrowed
 from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE, TABLES
@@ -45,6 +46,7 @@ class Trace:
         self._ranks = MergedRanks(path)
         self._window = _EVERYTHING
         self._unpacked: weakref.finalize[..., MergedRanks] | None = None
+        self.rollups = Rollups(path, self._ranks)
         self.refresh()
 
     def refresh(self) -> bool:
@@ -53,6 +55,7 @@ class Trace:
 
     def close(self) -> None:
         """Lets the files go. A second call does nothing."""
+        self.rollups.close()
         self._ranks.forget()
         if self._unpacked is not None:
             self._unpacked()
@@ -117,6 +120,10 @@ class Trace:
         """The layers a name, glob or regular expression means."""
         return self._ranks.names.match(pattern)
 
+    def site_of(self, number: int) -> Site:
+        """The site of an id; one whose fact was lost still has its number."""
+        return self._ranks.site(number)
+
     def canonical(self, site: Site | int) -> str:
         """The one name we show for a site."""
         return self._ranks.name(site if isinstance(site, int) else site.id)
@@ -162,11 +169,18 @@ class Trace:
             layer = self._ranks.names.resolve(layer, prefer=_PREFERRED_SITE.get(kind))
         if layer.kind is SiteKind.SERIES:
             kind = Kind.SCALAR
+        wanted = self.site_ids(layer, kind)
+        columns = None if field is None else ["step", "seq", "site", "rank", field]
+        return self._of_kind(kind, between, sites=wanted, columns=columns)
+
+    def site_ids(self, layer: str | Site, kind: Kind) -> list[int]:
+        """The sites whose rows of a kind are a layer's: its own, and those of its parameters."""
+        if isinstance(layer, str):
+            layer = self._ranks.names.resolve(layer, prefer=_PREFERRED_SITE.get(kind))
         wanted = [twin.id for twin in self._ranks.names.twins(layer)]
         if kind in _OF_PARAMETERS and layer.kind is not SiteKind.PARAMETER:
             wanted += [site.id for site in self._own_parameters(layer)]
-        columns = None if field is None else ["step", "seq", "site", "rank", field]
-        return self._of_kind(kind, between, sites=wanted, columns=columns)
+        return wanted
 
     def at(self, step: int, kind: Kind | str | None = None) -> Rows:
         """Every row of one step: statistics of all kinds, or those of one kind."""
@@ -236,6 +250,14 @@ class Trace:
                 return
             else:
                 time.sleep(interval_s)
+
+    def release(self) -> None:
+        """Gives back the memory that looking at mapped files has taken."""
+        self.rollups.release()
+
+    def narrowed(self, between: Span | None) -> Span:
+        """The steps that are both in the window of this view and in `between`."""
+        return narrowed(self._window, between)
 
     def _selection(self, table: str, between: Span | None = None) -> Selection:
         return Selection(self._ranks, table, narrowed(self._window, between))
