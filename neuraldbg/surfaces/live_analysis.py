@@ -76,6 +76,7 @@ class LiveAnalysis:
         self.headline = _headline(findings)
         self.watch = self.watch or watch_of(self._trace)
         self.watch.look(self._trace, through=settled_step(self._trace))
+        self._trace.rollups.update()
 
     def _confirmed(self, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """A warning must be found by two looks in a row: one alone may have fallen into the middle of a step."""
