@@ -37,6 +37,7 @@ class Question:
     sites: tuple[int, ...] | None  # as the run numbers them; None: all
     window: Span
     width: int
+    phases: tuple[int, ...] = ()  # codes; none: all
 
     @property
     def table(self) -> str:
@@ -132,7 +133,8 @@ class Rollups:
     def _uncounted(self, question: Question) -> Pieces:
         """A run that never updates has its steps counted anew with every look: its rows are looked at themselves."""
         selection = Selection(self._ranks, question.table, question.window)
-        hits = list(selection.hits(sites=question.sites, kind=question.code))
+        hits = [_of_phases(question, hit) for hit in selection.hits(sites=question.sites, kind=question.code)]
+        hits = [hit for hit in hits if isinstance(hit.rows, slice) or len(hit.rows)]
         steps = [selection.steps(hit) for hit in hits]
         if not hits:
             return Pieces(np.empty(0, np.int64), [])
@@ -195,8 +197,9 @@ class Rollups:
                     for each, ranges in above.items():
                         if any(first <= chunk.first < end for first, end in ranges):
                             keep &= ~ground.holds(each, chunk.column("step"))
-                    if question.code is not None:
-                        keep &= chunk.column("kind") == question.code
+                    wanted = question.phases if question.code is None else (question.code,)
+                    if wanted:
+                        keep &= np.isin(chunk.column("kind"), wanted)
                     if local is not None:
                         keep &= np.isin(chunk.column("site"), [site for site in local if site is not None])
                     rows = np.flatnonzero(keep)
@@ -225,7 +228,7 @@ class Rollups:
             )
 
         for hit in selection.hits(sites=question.sites, kind=question.code, skip=told):
-            left = self._untold(hit, ground, covered)
+            left = _of_phases(question, self._untold(hit, ground, covered))
             if isinstance(left.rows, slice) or len(left.rows):
                 yield self._piece(question, selection, left, edges)
 
@@ -260,6 +263,13 @@ class Rollups:
             return found
 
         return Piece(selection.values(hit, "site"), _column(edges, selection.steps(hit)), part, bad)
+
+
+def _of_phases(question: Question, hit: Hit) -> Hit:
+    if not question.phases:
+        return hit
+    rows = np.arange(hit.chunk.rows)[hit.rows]
+    return Hit(hit.rank, hit.chunk, rows[np.isin(hit.chunk.column("phase")[rows], question.phases)])
 
 
 def _cell_piece(

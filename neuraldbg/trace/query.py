@@ -112,6 +112,15 @@ class Trace:
                 found.append(np.unique(steps[np.r_[True, steps[1:] != steps[:-1]]]))  # neighbours first: 10x faster
         return np.unique(np.concatenate(found))
 
+    def last_step(self, table: str) -> int | None:
+        """The largest step a table has a row of, in the window of this view; None where it has none."""
+        low, high = self._window
+        if low is None and high is None and self._ranks.steps_kind == "update":
+            ends = (chunk.step_max for view in self._ranks.views.values() for chunk in view.reader.chunks[table])
+            return max(ends, default=None)
+        steps = self.table(table, ("step",))["step"]
+        return int(steps.max()) if len(steps) else None
+
     def site(self, name: str) -> Site:
         """The site of a canonical name or alias; UnknownLayer names the nearest otherwise."""
         return self._ranks.names.resolve(name)

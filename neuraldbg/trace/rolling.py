@@ -23,6 +23,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "spans": ("duration_ns", "host_bytes", "device_bytes"),
     "scalars": ("value",),
 }
+SORT: Final = {"stats": "kind", "spans": "phase"}  # the column that `kind` of a cell repeats
 _PARTS: Final = (("low", "<f8"), ("high", "<f8"), ("mean", "<f8"), ("count", "<i4"), ("nan", "<i4"))
 _KINDS: Final = 16  # more than there are
 _UNKNOWN_BELOW_0: Final = FIELDS["spans"]
@@ -74,7 +75,7 @@ def field_values(column: Callable[[str], NDArray[Any]], field: str) -> NDArray[n
 def rolled(table: str, column: Callable[[str], NDArray[Any]], steps: NDArray[np.int64]) -> NDArray[np.void]:
     """Cells of the finest level, of raw rows."""
     site = column("site")
-    kind = column("kind") if table == "stats" else np.zeros(len(site), np.uint8)
+    kind = column(SORT[table]) if table in SORT else np.zeros(len(site), np.uint8)
     order, starts = _groups(steps // LEVELS[0], site, kind)
     cells = _keyed(table, LEVELS[0], (steps, site, kind), order[starts])
     sizes = np.diff(np.r_[starts, len(order)])

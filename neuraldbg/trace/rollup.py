@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuraldbg.errors import UnknownName
-from neuraldbg.records import Kind, SiteKind
+from neuraldbg.records import Kind, Phase, SiteKind
 from neuraldbg.trace.heatmap import Heatmap
-from neuraldbg.trace.pieces import TABLE_OF, Pieces, Question
+from neuraldbg.trace.pieces import TABLE_OF, Piece, Pieces, Question
 from neuraldbg.trace.rolling import FIELDS
 from neuraldbg.trace.selection import Span
+from neuraldbg.trace.tables import PHASE_CODE
 
 if TYPE_CHECKING:
     from neuraldbg.trace.query import Trace
@@ -34,6 +36,14 @@ METRICS: Final[dict[str, tuple[Kind, str, float]]] = {  # the names of trace ent
     "execution_time": (Kind.SPAN, "duration_ns", 1e-9),  # seconds
     "memory": (Kind.SPAN, "host_bytes", 1e-6),  # MB
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PerSite:
+    low: float
+    high: float
+    mean: float
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,20 @@ def heatmap(trace: Trace, field: str, kind: Kind | str, width: int = 1000, betwe
         trace.release()
 
 
+def per_site(
+    trace: Trace, kind: Kind, field: str, phases: Sequence[Phase] = (), between: Span | None = None
+) -> dict[int, PerSite]:
+    """A field of every site over all the steps; of spans, those of some phases only."""
+    codes = tuple(PHASE_CODE[phase] for phase in phases)
+    found = trace.rollups.pieces(Question(kind, field, None, trace.narrowed(between), 1, codes))
+    sites = np.unique(np.concatenate([np.empty(0, np.int64), *(np.unique(piece.sites) for piece in found.all)]))
+    rows = [replace(piece, at=np.searchsorted(sites, piece.sites)) for piece in found.all]
+    told = _summed(rows, len(sites))
+    trace.release()
+    columns = [column.tolist() for column in (told.low, told.high, told.mean, told.count)]
+    return {int(site): PerSite(*values) for site, *values in zip(sites.tolist(), *columns, strict=True)}
+
+
 def metric_of(metric: str) -> tuple[Kind, str, float]:
     """What a metric of a layer is called in a trace: kind, field, and the factor that gives the metric's unit."""
     if metric in METRICS:
@@ -111,11 +135,18 @@ def _series_site(trace: Trace, name: str) -> int:
 
 
 def _as_series(found: Pieces, factor: float) -> Series:
-    size = max(0, len(found.edges) - 1)
+    told = _summed(found.all, max(0, len(found.edges) - 1), factor)
+    some = np.flatnonzero(told.count + told.nan)
+    edges = np.r_[found.edges[some], found.edges[some[-1] + 1]] if len(some) else found.edges[:0]
+    return Series(edges, told.low[some], told.high[some], told.mean[some], told.count[some], told.nan[some])
+
+
+def _summed(pieces: Sequence[Piece], size: int, factor: float = 1.0) -> Series:
+    """Everything that falls into each of `size` places. The edges are the caller's business."""
     low, high = np.full(size, np.nan), np.full(size, np.nan)
     total, count, nan = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        for piece in found.all:
+        for piece in pieces:
             np.fmin.at(low, piece.at, piece.part("low") * factor)
             np.fmax.at(high, piece.at, piece.part("high") * factor)
             here = piece.part("count").astype(np.int64)
@@ -124,9 +155,7 @@ def _as_series(found: Pieces, factor: float) -> Series:
             weighted = np.where(here > 0, piece.part("mean") * here, 0.0) * factor
             total += np.bincount(piece.at, weighted, minlength=size)
         mean = np.where(count > 0, total / count, np.nan)
-    some = np.flatnonzero(count + nan)
-    edges = np.r_[found.edges[some], found.edges[some[-1] + 1]] if len(some) else found.edges[:0]
-    return Series(edges, low[some], high[some], mean[some], count[some], nan[some])
+    return Series(np.empty(0, np.int64), low, high, mean, count, nan)
 
 
 def _as_heatmap(trace: Trace, found: Pieces) -> Heatmap:
