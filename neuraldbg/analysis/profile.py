@@ -56,7 +56,7 @@ def flame(trace: Trace, step: int | None = None) -> list[dict[str, Any]]:
     if wanted is None:
         return []
     spans: Columns = trace.table("spans", _COLUMNS, between=(wanted, wanted))
-    spans = _only(spans, spans["rank"] == _speaking(trace, spans))
+    spans = _only(spans, (spans["rank"] == _speaking(trace, spans)) & (spans["start_ns"] >= 0))
     if not len(spans["step"]):
         return []
     roots = _tree(_calls(trace, spans))
@@ -105,7 +105,8 @@ def chrome_trace(trace: Trace, step: int | None = None) -> dict[str, Any]:
     Times in microseconds since the first call of that rank. Calls that overlap without one being inside the other, as
     on a device, stand in lines of their own.
     """
-    spans = trace.table("spans", _COLUMNS, between=None if step is None else (step, step))
+    spans: Columns = trace.table("spans", _COLUMNS, between=None if step is None else (step, step))
+    spans = _only(spans, spans["start_ns"] >= 0)  # of a time that was only told nobody knows when it was
     events: list[dict[str, Any]] = []
     for rank in sorted(set(spans["rank"].tolist())):
         of_rank = _only(spans, spans["rank"] == rank)
