@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from neuraldbg.records import Call, Kind, RunInfo, SiteKind
+from neuraldbg.analysis.profile import flame, layer_times
+from neuraldbg.records import Call, Kind, Phase, RunInfo, SiteKind
 from neuraldbg.trace import TraceWriter, create_run, open_trace
 from neuraldbg.trace.rollup import heatmap, series
-from neuraldbg.trace.tables import CALL_CODE, CALLS, KIND_CODE, SCALARS, STATS
+from neuraldbg.trace.tables import CALL_CODE, CALLS, KIND_CODE, PHASE_CODE, SCALARS, SPANS, STATS
 
 KINDS = (Kind.ACTIVATION, Kind.GRADIENT)
 STEPS_AT_ONCE = 32
@@ -44,6 +45,8 @@ def write(run: Path, layers: int, steps: int) -> None:
         rows["site"] = np.tile(np.repeat(np.arange(1, layers + 1), len(KINDS)), STEPS_AT_ONCE)
         rows["kind"] = np.tile([KIND_CODE[kind] for kind in KINDS], layers * STEPS_AT_ONCE)
         rows["count"] = 4096
+        spans = np.zeros(layers * STEPS_AT_ONCE, SPANS)
+        spans["site"], spans["phase"] = np.tile(np.arange(1, layers + 1), STEPS_AT_ONCE), PHASE_CODE[Phase.FORWARD]
         loss, calls = np.zeros(STEPS_AT_ONCE, SCALARS), np.zeros(STEPS_AT_ONCE, CALLS)
         loss["site"], calls["call"] = layers + 1, CALL_CODE[Call.STEP]
         for first in range(0, steps, STEPS_AT_ONCE):
@@ -53,7 +56,10 @@ def write(run: Path, layers: int, steps: int) -> None:
             rows["l2"] = rng.random(len(rows))
             rows["mean"] = rows["l2"] - 0.5
             loss["value"] = np.exp(-numbers / steps)
-            for table, block in (("stats", rows), ("scalars", loss), ("calls", calls)):
+            spans["step"] = np.repeat(numbers, layers)
+            spans["seq"] = np.arange(first * layers, (first + STEPS_AT_ONCE) * layers)
+            spans["start_ns"], spans["duration_ns"] = spans["seq"] * 1000, 900 + rng.integers(0, 99, len(spans))
+            for table, block in (("stats", rows), ("spans", spans), ("scalars", loss), ("calls", calls)):
                 writer.append(table, block)
             writer.flush()
 
@@ -75,6 +81,8 @@ def answer(run: Path) -> None:
         ("the loss", lambda: series(trace, "loss")),
         ("a layer's rows, all steps, every column", lambda: trace.history(middle, "gradient")),
         ("a step, every layer", lambda: trace.at(last // 2)),
+        ("times of all layers, all steps", lambda: layer_times(trace)),
+        ("flame graph of a step", lambda: flame(trace, last // 2)),
     ]
     worst = 0.0
     for name, question in questions:

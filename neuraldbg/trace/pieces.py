@@ -89,7 +89,7 @@ class Rollups:
     def update(self) -> int:
         """Rolls up the rows that came since; returns how many. Does nothing where another process is at it, or where
         the disk does not want it: the rows themselves serve as well, only slower."""
-        if self._given_up or self._ranks.steps_kind != "update":
+        if self._given_up or self._ranks.steps_kind != "update" or not self._lacking():
             return 0
         done = 0
         with analysis_lock(self._path, LOCK_FILE) as mine:
@@ -101,6 +101,11 @@ class Rollups:
                     self._given_up = True
         self.release()
         return done
+
+    def _lacking(self) -> bool:
+        self.refresh()
+        views = self._ranks.views
+        return any(self._files[rank].lacks(t, views[rank].reader.chunks[t]) for rank in views for t in FIELDS)
 
     def refresh(self) -> None:
         for rank, view in self._ranks.views.items():

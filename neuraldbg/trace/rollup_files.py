@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -43,11 +44,6 @@ class Rolled:
 
     def column(self, name: str) -> NDArray[Any]:
         return self._columns[name]
-
-    def splits(self, other: Rolled) -> bool:
-        """Whether the other has rows on both sides of a border of this one: then they cannot be used together."""
-        inside = self.first <= other.first and other.end <= self.end
-        return not inside and other.first < self.end and other.end > self.first
 
 
 class RankRollups:
@@ -92,8 +88,8 @@ class RankRollups:
                 continue
         if sum(map(len, self._all.values())) != before:
             for (table, level), chunks in self._all.items():
-                finer = [each for one in LEVELS if one < level for each in self._all[table, one]]
-                self._chunks[table, level] = [each for each in chunks if not any(map(each.splits, finer))]
+                finer = [self._all[table, one] for one in LEVELS if one < level]
+                self._chunks[table, level] = [c for c in chunks if not any(_cuts(c, each) for each in finer)]
 
     def release(self) -> None:
         for file in self._files.values():
@@ -111,9 +107,13 @@ class RankRollups:
         if key not in self._all or layout != layout_of(*key) or not head.rows:
             return
         chunk, known = Rolled(head, layout, payload), self._all[key]
-        if all(chunk.end <= each.first or chunk.first >= each.end for each in known):
-            known.append(chunk)
-            known.sort(key=lambda each: each.first)
+        at = bisect_right(known, chunk.first, key=_first)
+        if (not at or known[at - 1].end <= chunk.first) and (at == len(known) or chunk.end <= known[at].first):
+            known.insert(at, chunk)
+
+    def lacks(self, table: str, raw: Sequence[Chunk]) -> bool:
+        """Whether there are rows enough for a chunk that have no cells yet."""
+        return any(end - first >= LEAST_ROWS for first, end in _missing(raw, self.covered(table, LEVELS[0])))
 
     def extend(self, table: str, raw: Sequence[Chunk]) -> int:
         """Rolls up what has no cells yet and is enough for a chunk; returns how many rows that were."""
@@ -172,6 +172,19 @@ class RankRollups:
             self._out = GrowingFile(self._directory, "rollup", schema(), first=max(numbers, default=-1) + 1)
         code, layout = code_of(table, level), layout_of(table, level)
         self._out.write(self._encoder.of_layout(code, layout, cells, 0, ranges))
+
+
+def _first(chunk: Rolled) -> int:
+    return chunk.first
+
+
+def _cuts(chunk: Rolled, finer: Sequence[Rolled]) -> bool:
+    """Whether a finer chunk has rows on both sides of a border of this one: then they cannot be used together."""
+    for border in (chunk.first, chunk.end):
+        at = bisect_right(finer, border, key=_first) - 1
+        if at >= 0 and finer[at].first < border < finer[at].end:
+            return True
+    return False
 
 
 def _missing(raw: Sequence[Chunk], covered: Sequence[Range]) -> list[Range]:

@@ -232,7 +232,7 @@ def test_a_short_run_gets_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         np.testing.assert_array_equal(
             heatmap(trace, "l2", "gradient", 50).values, trace.heatmap("l2", "gradient", 50).values
         )
-    assert list(run.rglob("rollup-*")) == []
+    assert list(run.rglob("rollup*")) == []
 
 
 def test_a_run_without_updates_is_answered_from_its_rows(tmp_path: Path) -> None:
