@@ -70,6 +70,7 @@ def run(request: Request) -> int:
     budget = parse_budget(request.budget)
     run_dir = _run_directory(request)
     share = None if budget.full else float(budget.ratio)
+    viewer = Viewer(run_dir, request, own_path)
     plan = Plan(
         str(run_dir),
         share,
@@ -78,9 +79,9 @@ def run(request: Request) -> int:
         stop_on_nan=request.alert_on_nan,
         arm_step=request.arm_nan,
         focus=tuple(request.settings.get("focus", ())),
+        resources=viewer.running,
     )
     control = Control(run_dir, request)
-    viewer = Viewer(run_dir, request, own_path)
     attachment = Attachment(plan, gate=control.gate)
     attachment.start()
     _hide_own_imports()
@@ -233,6 +234,10 @@ class Viewer:
             os.close(reading)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._let_go)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def _let_go(self) -> None:
         """A forked worker must not keep the pipe open after us."""
