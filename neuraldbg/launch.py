@@ -45,6 +45,10 @@ class Request:
     fail_on: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the analysis: thresholds, focus
     alert_on_nan: bool = False
+    host: str = "127.0.0.1"
+    port: int | None = None  # of the page; None: none is served
+    push_every_s: float = 1.0  # between two frames of the page
+    inspector_history: int = 100
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
@@ -129,6 +133,11 @@ def _run_directory(request: Request) -> Path:
         return create_run(info, out=place)
 
 
+def _page_options(request: Request) -> list[str]:
+    own = ["--host", request.host, "--port", str(request.port)]
+    return [*own, "--push-every", str(request.push_every_s), "--history", str(request.inspector_history)]
+
+
 # -- the viewer --------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +164,7 @@ class Viewer:
         options += ["--export", str(request.export)] if request.export else []
         options += ["--json"] if request.json else []
         options += ["--fail-on", request.fail_on] if request.fail_on else []
+        options += _page_options(request) if request.port is not None else []
         search = [*(entry for entry in path if entry not in ("", os.getcwd())), package_parent()]
         code = f"import sys; sys.path[:] = {search!r}; from neuraldbg.surfaces.viewer import main; sys.exit(main())"
         command = [sys.executable, "-c", code, str(run_dir), *options]

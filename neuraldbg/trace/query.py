@@ -57,6 +57,11 @@ class Trace:
         if self._unpacked is not None:
             self._unpacked()
 
+    def release(self) -> None:
+        """Gives memory back: the pages of the files that were looked at. A later question reads them again."""
+        for view in self._ranks.views.values():
+            view.reader.release()
+
     def remove_with(self, folder: str) -> None:
         """The folder this trace was unpacked into goes when the trace does."""
         self._unpacked = weakref.finalize(self._ranks, shutil.rmtree, folder, ignore_errors=True)
@@ -108,6 +113,16 @@ class Trace:
                 steps = selection.steps(hit)
                 found.append(np.unique(steps[np.r_[True, steps[1:] != steps[:-1]]]))  # neighbours first: 10x faster
         return np.unique(np.concatenate(found))
+
+    @property
+    def last_step(self) -> int | None:
+        """The newest step that left a row."""
+        return max((step for step in map(self.last_step_in, TABLES) if step is not None), default=None)
+
+    def last_step_in(self, table: str) -> int | None:
+        """The newest step that left a row in a table, without a look at the rows."""
+        chunks = {rank: view.reader.chunks[table] for rank, view in self._ranks.views.items()}
+        return max((self._ranks.last_step(rank, each[-1]) for rank, each in chunks.items() if each), default=None)
 
     def site(self, name: str) -> Site:
         """The site of a canonical name or alias; UnknownLayer names the nearest otherwise."""

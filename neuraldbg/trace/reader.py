@@ -80,6 +80,7 @@ class TraceFile:
         self.path = path
         self.damage: Damage | None = None
         self._mapped = mapped
+        self._maps: list[mmap.mmap] = []
         self._header: ndt.FileHeader | None = None
         self._end = 0  # everything before it is intact and delivered
         self._size_seen = -1
@@ -117,13 +118,17 @@ class TraceFile:
             if self._mapped:
                 start = self._end - self._end % mmap.ALLOCATIONGRANULARITY
                 try:
-                    return start, memoryview(
-                        mmap.mmap(file.fileno(), size - start, access=mmap.ACCESS_READ, offset=start)
-                    )
+                    self._maps.append(mmap.mmap(file.fileno(), size - start, access=mmap.ACCESS_READ, offset=start))
+                    return start, memoryview(self._maps[-1])
                 except OSError:  # a file system without mmap
                     pass
             file.seek(self._end)
             return self._end, memoryview(file.read(size - self._end))
+
+    def release(self) -> None:
+        """Gives the pages that were read back to the system; they come again when somebody looks."""
+        for each in self._maps:
+            each.madvise(mmap.MADV_DONTNEED)
 
     def _begin(self, data: memoryview) -> bool:
         try:
@@ -216,6 +221,11 @@ class RankReader:
             for table in TABLES:
                 self._arrange(table)
         return changed
+
+    def release(self) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for file in self._files.values():
+                file.release()
 
     def _listing(self) -> list[str]:
         try:

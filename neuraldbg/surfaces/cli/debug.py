@@ -78,8 +78,6 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
     config = _config(options)
     for note in (*config.notes, *_idle_keys(config)):
         _note(note)
-    if options["port"] is not None:
-        _note(f"no dashboard in this version: --port {options['port']} has no effect")
     return _launch(target, args, config, options=options, live=bool((ctx.obj or {}).get("animations", True)))
 
 
@@ -124,6 +122,10 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             fail_on=config.fail_on,
             settings=_settings(config, options),
             alert_on_nan=config.alert_on_nan,
+            host=config.host,
+            port=None if config.headless or not config.dashboard.enabled else config.port,
+            push_every_s=config.dashboard.refresh_rate,
+            inspector_history=config.history.inspector,
             arm_nan=options["arm_nan"],
         )
     )
