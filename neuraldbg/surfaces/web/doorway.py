@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import secrets
 import select
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,11 +41,13 @@ class Doorway:
     def address(self) -> str:
         name = f"[{self.host}]" if ":" in self.host else self.host
         name = {"0.0.0.0": socket.gethostname(), "[::]": socket.gethostname()}.get(name, name)
-        return f"http://{name}:{self.port}" + ("" if self._is_loopback else f"/?token={self.token}")
+        return f"http://{name}:{self.port}" + ("" if self.open_to_owner else f"/?token={self.token}")
 
     @property
-    def _is_loopback(self) -> bool:
-        return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+    def open_to_owner(self) -> bool:
+        """Whether processes of the same user need no token: on loopback, where the kernel says whose a socket is."""
+        loopback = ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+        return loopback and sys.platform == "linux" and os.access("/proc/net/tcp", os.R_OK)
 
     @property
     def line(self) -> str:

@@ -11,9 +11,12 @@ import asyncio
 import base64
 import json
 from collections import deque
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
+import anyio
+from anyio.abc import TaskGroup
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from neuraldbg.analysis.findings import strict
@@ -207,15 +210,18 @@ async def events(socket: WebSocket, run: str | None = None) -> None:
         await socket.close(1008)
         return
     box = stream.attach()
-    # Reading as well as writing: a page that leaves, or a server that stops, is only seen by who reads.
-    tasks = [asyncio.create_task(_write(socket, box)), asyncio.create_task(_read(socket, box, stream, run))]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # Reading as well as writing: a page that leaves, or a server that stops, is only seen by who reads.
+        async with anyio.create_task_group() as both:
+            both.start_soon(_first_ends, both, _write(socket, box))
+            both.start_soon(_first_ends, both, _read(socket, box, stream, run))
     finally:
         stream.detach(box)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _first_ends(both: TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+    await work
+    both.cancel_scope.cancel()
 
 
 async def _write(socket: WebSocket, box: Box) -> None:

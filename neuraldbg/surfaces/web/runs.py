@@ -74,10 +74,10 @@ class ServedRun:
         with self._lock:
             now = time.monotonic()
             if self._trace is None:
-                self._trace = open_trace(self.path)
-            elif now - self._looked_s > FRESH_S:
+                self._trace, self._looked_s = open_trace(self.path), now
+            elif now - self._looked_s >= FRESH_S:
                 self._trace.refresh()
-            self._looked_s = now
+                self._looked_s = now
             try:
                 yield self._trace
             finally:
