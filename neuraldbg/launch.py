@@ -26,6 +26,7 @@ from neuraldbg.script import Outcome, flush_streams, load_module, load_script
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
+PAGE_OPTIONS = ("--push-every", "--history", "--points")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,7 @@ class Request:
     alert_on_nan: bool = False
     host: str = "127.0.0.1"
     port: int | None = None  # of the page; None: none is served
-    push_every_s: float = 1.0  # between two frames of the page
-    inspector_history: int = 100
+    page: tuple[float, int, int] = (1.0, 100, 1000)  # seconds between frames; executions, points kept in view
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
@@ -135,7 +135,7 @@ def _run_directory(request: Request) -> Path:
 
 def _page_options(request: Request) -> list[str]:
     own = ["--host", request.host, "--port", str(request.port)]
-    return [*own, "--push-every", str(request.push_every_s), "--history", str(request.inspector_history)]
+    return [*own, *(f"{name}={value}" for name, value in zip(PAGE_OPTIONS, request.page, strict=True))]
 
 
 # -- the viewer --------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ IN_EFFECT = frozenset(
         "anomaly_sensitivity",
         "budget",
         "dashboard.enabled",
+        "dashboard.max_history",
         "dashboard.refresh_rate",
         "fail_on",
         "headless",

@@ -77,6 +77,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int)  # none: no page
     parser.add_argument("--push-every", type=float, default=1.0)  # seconds
     parser.add_argument("--history", type=int, default=100)  # executions that the inspector lists
+    parser.add_argument("--points", type=int, default=1000)  # of a chart
     return parser.parse_args(argv)
 
 
@@ -92,7 +93,8 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
         _say(f"no page: {error}")
         return None
     _say(door.line)
-    return LazyService(door, run_dir, {"interval_s": options.push_every, "history": options.history}, _say)
+    settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
+    return LazyService(door, run_dir, settings, _say)
 
 
 def _ignore_interrupt() -> None:

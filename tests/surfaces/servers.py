@@ -100,13 +100,12 @@ class Training:
 
     def _run(self) -> None:
         try:
-            for self.step in range(self.steps):
-                if self.done:
-                    return
+            while self.step < self.steps and not self.done:
                 for phase in (Phase.FORWARD, Phase.BACKWARD):
                     for site, names in LAYERS.items():
                         self._reach(phase, site, names[0])
                 self._reach(Phase.UPDATE, -1, None)
+                self.step += 1
         except AbortedByUser:
             pass
 
@@ -114,7 +113,13 @@ class Training:
         if not self.gate.active:
             threading.Event().wait(0.0001)
             return
-        values = {"step": self.step, "execution_time": 0.75, "memory": 2000.0, "mean_activation": 0.0, "grad_norm": 1e-4}
+        values = {
+            "step": self.step,
+            "execution_time": 0.75,
+            "memory": 2000.0,
+            "mean_activation": 0.0,
+            "grad_norm": 1e-4,
+        }
         stop = Stop(self.step, phase, name, site, values)
         stop.describe = lambda kind, layer, part: {"kind": kind, "layer": layer, "slice": part, "shape": [2, 2]}
         self.gate.reached(stop, self.gate.watched(site, phase))

@@ -124,8 +124,7 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             alert_on_nan=config.alert_on_nan,
             host=config.host,
             port=None if config.headless or not config.dashboard.enabled else config.port,
-            push_every_s=config.dashboard.refresh_rate,
-            inspector_history=config.history.inspector,
+            page=(config.dashboard.refresh_rate, config.history.inspector, config.dashboard.max_history),
             arm_nan=options["arm_nan"],
         )
     )
