@@ -166,7 +166,11 @@ class Trace:
         return selection.gather(list(selection.hits(sites=wanted)), columns)
 
     def history(
-        self, layer: str | Site, kind: Kind | str = "gradient", field: str | None = None, between: Span | None = None
+        self,
+        layer: str | Site,
+        kind: Kind | str = "gradient",
+        field: str | Sequence[str] | None = None,
+        between: Span | None = None,
     ) -> Rows:
         """What was recorded of one layer over time; a series such as "loss" gives its values.
 
@@ -180,7 +184,8 @@ class Trace:
         wanted = [twin.id for twin in self._ranks.names.twins(layer)]
         if kind in _OF_PARAMETERS and layer.kind is not SiteKind.PARAMETER:
             wanted += [site.id for site in self._own_parameters(layer)]
-        columns = None if field is None else ["step", "seq", "site", "rank", field]
+        fields = [field] if isinstance(field, str) else field
+        columns = None if fields is None else ["step", "seq", "site", "rank", *fields]
         return self._of_kind(kind, between, sites=wanted, columns=columns)
 
     def at(self, step: int, kind: Kind | str | None = None) -> Rows:

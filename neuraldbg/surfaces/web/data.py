@@ -12,12 +12,13 @@ from neuraldbg.errors import NotRecorded, UnknownName
 from neuraldbg.records import Kind, Phase, Site, SiteKind
 from neuraldbg.trace import Trace
 from neuraldbg.trace.heatmap import Heatmap
-from neuraldbg.trace.tables import PHASE_CODE, TABLES
+from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE, TABLES
 
 Span = tuple[int | None, int | None]
 NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
 LOOK_BACK = 1000  # steps
+_OWNED: Final = (Kind.PARAMETER, Kind.UPDATE)  # of a module: those of its parameters
 RESOURCES: Final = ("rss", "device", "cpu", "gpu", "memory", "host", "power", "temperature")
 
 
@@ -78,18 +79,30 @@ def series_names(trace: Trace) -> list[str]:
 def of_layer(
     trace: Trace, metric: Metric, layer: str | Site, between: Span
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
-    rows = trace.history(layer, metric.kind, between=between)
     if metric.kind is Kind.SPAN:
+        rows = trace.history(layer, metric.kind, ("phase", metric.field), between)
         keep = rows.phase == PHASE_CODE[Phase.FORWARD]
         keep &= rows[metric.field] >= 0  # -1: not known
         steps, values = rows.steps[keep], rows[metric.field][keep] * metric.scale
         return steps, values, np.zeros(len(values), bool)
-    if metric.field.endswith("_ratio"):
-        counted = rows[metric.field.replace("_ratio", "_count")]
-        values = np.divide(counted, rows["count"], out=np.full(len(rows), np.nan), where=rows["count"] > 0)
-    else:
-        values = rows[metric.field].astype(np.float64)
-    return rows.steps, values, rows.nan_count > 0
+    raw = metric.field.replace("_ratio", "_count")
+    is_ratio = metric.field.endswith("_ratio")
+    rows = _stats(trace, metric.kind, layer, ("nan_count", raw, *(("count",) if is_ratio else ())), between)
+    values = rows[raw].astype(np.float64)
+    if is_ratio:
+        values = np.divide(values, rows["count"], out=np.full(len(values), np.nan), where=rows["count"] > 0)
+    return rows["step"], values, rows["nan_count"] > 0
+
+
+def _stats(trace: Trace, kind: Kind, layer: str | Site, fields: tuple[str, ...], between: Span) -> Any:
+    """Columns of one layer's rows. Every column costs a look into every chunk: no more of them than are asked for."""
+    site = trace.site(layer) if isinstance(layer, str) else layer
+    alone = site.kind is SiteKind.PARAMETER or (site.kind is SiteKind.MODULE and site.path and kind not in _OWNED)
+    if not alone:
+        return trace.history(site, kind, fields, between)
+    rows = trace.table("stats", ["step", "kind", *fields], between, site)
+    mine = rows["kind"] == KIND_CODE[kind]
+    return {name: column[mine] for name, column in rows.items()}
 
 
 def stretches(
