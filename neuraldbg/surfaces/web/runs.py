@@ -15,6 +15,7 @@ from typing import Any
 from neuraldbg.control.channel import ChannelClient
 from neuraldbg.errors import ChannelClosed, NeuralDbgError, UnknownRun, UsageError
 from neuraldbg.surfaces.liveness import is_alive
+from neuraldbg.surfaces.web.grid import Grids
 from neuraldbg.trace import Trace, open_trace
 
 FRESH_S = 0.1
@@ -97,6 +98,7 @@ class ServedRun:
         self._looked_s = 0.0
         self._line: TrainerLine | None = None
         self._findings: list[dict[str, Any]] | None = None
+        self.grids = Grids()
 
     @contextmanager
     def reading(self) -> Iterator[Trace]:

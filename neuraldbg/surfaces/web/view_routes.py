@@ -94,7 +94,9 @@ def heatmap(
     form: Annotated[Literal["bytes", "json"], Query(alias="format")] = "bytes",
 ) -> Response:
     with run.reading() as trace:
-        found = data.heatmap(trace, metric, between, width)
+        grid = None if form == "json" else run.grids.of(trace, data.metric_of(metric))
+        read = data.heatmap if grid is None else grid.heatmap
+        found = read(trace, metric, between, width)
     if form == "json":
         values = [[None if v != v else v for v in row] for row in found.values.tolist()]
         nan = [row.nonzero()[0].tolist() for row in found.nan]
