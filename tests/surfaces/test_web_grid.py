@@ -38,7 +38,12 @@ def same(trace: Trace, grids: Grids, metric: str, between: tuple[int | None, int
     assert np.allclose(found.values, read.values, equal_nan=True)
 
 
-@given(first=STEPS, last=STEPS, width=st.integers(1, 80), metric=st.sampled_from(["mean_activation", "grad_norm"]))
+@given(
+    first=STEPS,
+    last=STEPS,
+    width=st.integers(1, 80),
+    metric=st.sampled_from(["mean_activation", "grad_norm", "dead_ratio"]),
+)
 def test_any_part_of_it_is_as_the_files_say(
     broken: Trace, first: int | None, last: int | None, width: int, metric: str
 ) -> None:

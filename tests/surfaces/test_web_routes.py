@@ -134,6 +134,15 @@ def test_the_heatmap_is_one_byte_a_cell_with_its_scale_in_headers(client: TestCl
     assert named["nan"][2] == [6, 7, 8, 9]
 
 
+def test_a_heatmap_of_times_and_sizes_is_of_the_forward_pass(client: TestClient) -> None:
+    times = client.get("/api/heatmap?metric=execution_time&width=5&format=json").json()
+    assert times["layers"] == ["conv1", "act", "fc"]
+    assert times["values"][2] == pytest.approx([5e-4] * 5)  # its backward takes 2 ms
+    sizes = client.get("/api/heatmap?metric=memory&width=50&format=json").json()
+    assert sizes["values"][0] == pytest.approx([0.004096] * 50)
+    assert client.get("/api/heatmap?metric=memory&from=900").headers["x-rows"] == "0"
+
+
 def test_the_bytes_of_a_heatmap_are_shares_of_its_range() -> None:
     from neuraldbg.trace.heatmap import Heatmap
 

@@ -145,8 +145,28 @@ class Picture:
 
 def heatmap(trace: Trace, metric: str, between: Span, width: int) -> Heatmap:
     wanted = metric_of(metric)
-    found = trace.heatmap(wanted.field, wanted.kind, width=width, between=between)
-    return Heatmap(found.values * wanted.scale, found.nan, found.sites, found.layers, found.edges)
+    if wanted.kind is not Kind.SPAN:
+        return trace.heatmap(wanted.field, wanted.kind, width=width, between=between)
+    return _forward_spans(trace, wanted, between, width)
+
+
+def _forward_spans(trace: Trace, metric: Metric, between: Span, width: int) -> Heatmap:
+    """Spans of backward are no executions of a layer, and -1 is no size."""
+    rows = trace.table("spans", ["step", "site", "phase", metric.field], between)
+    mine = (rows["phase"] == PHASE_CODE[Phase.FORWARD]) & (rows[metric.field] >= 0)
+    steps, sites, found = rows["step"][mine], rows["site"][mine], rows[metric.field][mine] * metric.scale
+    if not len(steps):
+        return Heatmap(np.empty((0, 0)), np.empty((0, 0), bool), [], [], np.empty(0, np.int64))
+    low, high = int(steps.min()), int(steps.max())
+    columns = min(width, high - low + 1)
+    edges = np.array([low + i * (high - low + 1) // columns for i in range(columns + 1)], np.int64)
+    shown, row = np.unique(sites, return_inverse=True)
+    values = np.full((len(shown), columns), np.nan)
+    np.fmax.at(values, (row, np.searchsorted(edges, steps, side="right") - 1), found)
+    by_id = {site.id: site for site in trace.sites}
+    ids = shown.tolist()
+    names = [trace.canonical(each) for each in ids]
+    return Heatmap(values, np.zeros(values.shape, bool), [by_id[each] for each in ids if each in by_id], names, edges)
 
 
 def picture(found: Heatmap) -> Picture:

@@ -121,7 +121,7 @@ class Grids:
 
     def of(self, trace: Trace, metric: Metric) -> Grid | None:
         """None where the files have to be asked."""
-        if metric.kind is Kind.SPAN or metric.field.endswith("_ratio"):
+        if metric.kind is Kind.SPAN:
             return None
         grid = self._grids.pop(metric, None) or Grid(metric)
         if not grid.update(trace):
