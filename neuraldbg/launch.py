@@ -31,6 +31,7 @@ from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
 SERVER_FILE = "server.json"  # in the run directory: where the server of a run can be reached
+PAGE_OPTIONS = ("--push-every", "--history", "--points")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ class Request:
     pausing: bool = True  # breakpoints.pause_on_condition
     serve: bool = False  # a server of ours can be asked to go on
     prompt: Any = None  # somebody at this terminal
+    host: str = "127.0.0.1"
+    port: int | None = None  # of the page; None: none is served
+    page: tuple[float, int, int] = (1.0, 100, 1000)  # seconds between frames; executions, points kept in view
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
@@ -195,6 +199,11 @@ def _run_directory(request: Request) -> Path:
         return create_run(info, out=place)
 
 
+def _page_options(request: Request) -> list[str]:
+    own = ["--host", request.host, "--port", str(request.port)]
+    return [*own, *(f"{name}={value}" for name, value in zip(PAGE_OPTIONS, request.page, strict=True))]
+
+
 # -- the viewer --------------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +230,7 @@ class Viewer:
         options += ["--export", str(request.export)] if request.export else []
         options += ["--json"] if request.json else []
         options += ["--fail-on", request.fail_on] if request.fail_on else []
+        options += _page_options(request) if request.port is not None else []
         search = [*(entry for entry in path if entry not in ("", os.getcwd())), package_parent()]
         code = f"import sys; sys.path[:] = {search!r}; from neuraldbg.surfaces.viewer import main; sys.exit(main())"
         command = [sys.executable, "-c", code, str(run_dir), *options]

@@ -52,7 +52,7 @@ def flame(trace: Trace, step: int | None = None) -> list[dict[str, Any]]:
     `start` and `end` in seconds since the step's first call. A call inside another one is one deeper; where measuring
     made the outer one look longer than it was, the gaps between the inner ones are shortened, never the calls.
     """
-    wanted = trace.last_step("spans") if step is None else step
+    wanted = trace.last_step_in("spans") if step is None else step
     if wanted is None:
         return []
     spans: Columns = trace.table("spans", _COLUMNS, between=(wanted, wanted))

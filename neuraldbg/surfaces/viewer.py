@@ -1,9 +1,11 @@
 """The viewer: a second process that watches a run and has the last word, also when the trainer was killed.
 
-`python -m neuraldbg.surfaces.viewer RUN_DIR --parent-fd N [--live] [--export FILE] [--json] [--fail-on LEVEL]`
+`python -m neuraldbg.surfaces.viewer RUN_DIR --parent-fd N [--live] [--export FILE] [--json] [--fail-on LEVEL]
+[--host ADDR --port N]`
 
 Descriptor N is the read end of a pipe whose write end only the trainer holds: its end of file is the end of the run.
-No framework and no web package is imported here; numpy and rich only once there is something to draw or print.
+No framework is imported here; numpy and rich only once there is something to draw or print, the web packages once
+somebody knocks at the port.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from neuraldbg.analysis.summary import RunSummary
     from neuraldbg.surfaces.terminal.live import LiveText
+    from neuraldbg.surfaces.web.doorway import LazyService
 
 UNHEALTHY, COULD_NOT_JUDGE = 6, 7
 
@@ -31,6 +34,15 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     _ignore_interrupt()
     run_dir = Path(options.run_dir)
+    page = _open_page(run_dir, options)
+    try:
+        return _watch_and_conclude(run_dir, options)
+    finally:
+        if page is not None:
+            page.close()
+
+
+def _watch_and_conclude(run_dir: Path, options: argparse.Namespace) -> int:
     analysis = LiveAnalysis(run_dir, first_look_s=options.first_look, least_pause_s=options.least_pause)
     if options.live and _can_draw():
         _watch(run_dir, options.parent_fd, analysis)
@@ -61,7 +73,28 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--export")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--fail-on", choices=("warning", "critical"))
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int)  # none: no page
+    parser.add_argument("--push-every", type=float, default=1.0)  # seconds
+    parser.add_argument("--history", type=int, default=100)  # executions that the inspector lists
+    parser.add_argument("--points", type=int, default=1000)  # of a chart
     return parser.parse_args(argv)
+
+
+def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None:
+    if options.port is None:
+        return None
+    from neuraldbg.errors import NeuralDbgError
+    from neuraldbg.surfaces.web.doorway import Doorway, LazyService
+
+    try:
+        door = Doorway(options.host, options.port)
+    except NeuralDbgError as error:
+        _say(f"no page: {error}")
+        return None
+    _say(door.line)
+    settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
+    return LazyService(door, run_dir, settings, _say)
 
 
 def _ignore_interrupt() -> None:

@@ -112,8 +112,13 @@ class Trace:
                 found.append(np.unique(steps[np.r_[True, steps[1:] != steps[:-1]]]))  # neighbours first: 10x faster
         return np.unique(np.concatenate(found))
 
-    def last_step(self, table: str) -> int | None:
-        """The largest step a table has a row of, in the window of this view; None where it has none."""
+    @property
+    def last_step(self) -> int | None:
+        """The newest step that left a row."""
+        return max((step for step in map(self.last_step_in, TABLES) if step is not None), default=None)
+
+    def last_step_in(self, table: str) -> int | None:
+        """The newest step that a table has a row of, in the window of this view; None where it has none."""
         low, high = self._window
         if low is None and high is None and self._ranks.steps_kind == "update":
             ends = (chunk.step_max for view in self._ranks.views.values() for chunk in view.reader.chunks[table])
@@ -167,7 +172,11 @@ class Trace:
         return selection.gather(list(selection.hits(sites=wanted)), columns)
 
     def history(
-        self, layer: str | Site, kind: Kind | str = "gradient", field: str | None = None, between: Span | None = None
+        self,
+        layer: str | Site,
+        kind: Kind | str = "gradient",
+        field: str | Sequence[str] | None = None,
+        between: Span | None = None,
     ) -> Rows:
         """What was recorded of one layer over time; a series such as "loss" gives its values.
 
@@ -179,7 +188,8 @@ class Trace:
         if layer.kind is SiteKind.SERIES:
             kind = Kind.SCALAR
         wanted = self.site_ids(layer, kind)
-        columns = None if field is None else ["step", "seq", "site", "rank", field]
+        fields = [field] if isinstance(field, str) else field
+        columns = None if fields is None else ["step", "seq", "site", "rank", *fields]
         return self._of_kind(kind, between, sites=wanted, columns=columns)
 
     def site_ids(self, layer: str | Site, kind: Kind) -> list[int]:
