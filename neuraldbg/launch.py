@@ -5,7 +5,6 @@ This process *is* the trainer: same pid, argv, working directory, stdin, stdout,
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -24,13 +23,13 @@ from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
 from neuraldbg.control.channel import ChannelServer
 from neuraldbg.control.gate import Gate
+from neuraldbg.control.server_file import how_to_continue
 from neuraldbg.control.verbs import Verbs
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, flush_streams, load_module, load_script
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
-SERVER_FILE = "server.json"  # in the run directory: where the server of a run can be reached
 PAGE_OPTIONS = ("--push-every", "--history", "--points")
 
 
@@ -147,7 +146,7 @@ class Control:
         for kind in request.break_on:
             gate.break_on(kind)
         gate.prompt = request.prompt
-        gate.how_to_answer = self._how
+        gate.how_to_answer = lambda: how_to_continue(self._run_dir)
         if request.step:
             gate.stop_each("layer")
         if request.serve:
@@ -161,14 +160,6 @@ class Control:
             return
         gate.on_event.append(self._line.publish)
         gate.remote = True
-
-    def _how(self) -> str | None:
-        """The line that lets it go on, once the server has told where it is."""
-        try:
-            url = json.loads((self._run_dir / SERVER_FILE).read_text(encoding="utf-8"))["url"]
-        except (OSError, ValueError, KeyError):
-            return None
-        return f"curl -X POST {url}/api/continue"
 
     def close(self) -> None:
         if self._line is not None:

@@ -40,6 +40,7 @@ def _serve(paths: list[Path], config: Config) -> int:
         settings = Settings(config.dashboard.refresh_rate, config.history.inspector, config.dashboard.max_history)
         service = Service(door, paths, settings)
         service.open()
+        door.tell(paths[0])  # of several, the one that is meant where a request names none
         click.echo(f"neuraldbg: {', '.join(path.name for path in paths)}: {door.line} (Ctrl-C ends it)", err=True)
         service.run()
     except KeyboardInterrupt:

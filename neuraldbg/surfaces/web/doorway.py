@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuraldbg.control.server_file import ServerFile
 from neuraldbg.errors import NeuralDbgError, UsageError
 
 if TYPE_CHECKING:
@@ -36,12 +37,22 @@ class Doorway:
         self.token = secrets.token_urlsafe(24)
         self.listener, self.host = _listen(host, port)
         self.port: int = self.listener.getsockname()[1]
+        self._told: ServerFile | None = None
+
+    @property
+    def url(self) -> str:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        name = {"0.0.0.0": socket.gethostname(), "[::]": socket.gethostname()}.get(name, name)
+        return f"http://{name}:{self.port}"
 
     @property
     def address(self) -> str:
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        name = {"0.0.0.0": socket.gethostname(), "[::]": socket.gethostname()}.get(name, name)
-        return f"http://{name}:{self.port}" + ("" if self.open_to_owner else f"/?token={self.token}")
+        """What to open in a browser."""
+        return self.url + ("" if self.open_to_owner else f"/?token={self.token}")
+
+    def tell(self, run_dir: Path) -> None:
+        """Says in the run directory where its server is, until the door is closed: a paused trainer reads it."""
+        self._told = ServerFile(run_dir, self.url, None if self.open_to_owner else self.token)
 
     @property
     def open_to_owner(self) -> bool:
@@ -55,7 +66,13 @@ class Doorway:
         taken = f"port {self.wanted} is taken, " if self.wanted not in (0, self.port) else ""
         return f"{taken}serving on {self.address}"
 
+    def tell_no_more(self) -> None:
+        if self._told is not None:
+            self._told.remove()
+            self._told = None
+
     def close(self) -> None:
+        self.tell_no_more()
         self.listener.close()
 
 
@@ -89,6 +106,7 @@ class LazyService:
         self._lock = threading.Lock()
         self._closed = False
         self._service: Service | None = None
+        door.tell(run_dir)
         self._thread = threading.Thread(target=self._wait, name="neuraldbg-page", daemon=True)
         self._thread.start()
 

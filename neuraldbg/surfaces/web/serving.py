@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,18 @@ def _whole(address: tuple[str, int | None] | None) -> tuple[str, int] | None:
     return None if address is None or address[1] is None else (address[0], address[1])
 
 
+class _Server(uvicorn.Server):
+    """A signal that ends it ends the whole process next: what has to be taken back is taken back before."""
+
+    def __init__(self, config: uvicorn.Config, door: Doorway) -> None:
+        super().__init__(config)
+        self._door = door
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._door.tell_no_more()
+        await super().shutdown(sockets)
+
+
 class Service:
     """One server over some runs. `run` returns when it is told to stop, by a signal or by `stop`."""
 
@@ -48,7 +61,7 @@ class Service:
             ws_max_size=65_536,
             **options,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, door)
 
     def open(self) -> None:
         """Opens the runs now: UsageError and TraceError for what cannot be read."""
