@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from neuraldbg.errors import UsageError
 if TYPE_CHECKING:
     from neural.dashboard.pushed import PushedRun
     from neural.dashboard.serving import Serving
+    from neuraldbg.control.channel import ChannelServer
 
 __all__ = [
     "TRACE_DATA",
@@ -61,6 +63,7 @@ breakpoint_manager: BreakpointManager
 profiler: PerformanceProfiler
 pushed_run: PushedRun
 serving: Serving
+channel: ChannelServer
 app: Any
 server: Any
 
@@ -124,10 +127,10 @@ def get_trace_data() -> list[dict[str, Any]]:
 def start_dashboard_server(host: str = "localhost", port: int = 5001) -> Serving:
     """Serves the page for what this process pushes, in a thread; `.url` says where, `.close()` ends it. If the port is
     taken, the next free one, and said so."""
-    from neural.dashboard.serving import serve
+    from neural.dashboard.serving import Serving as Made
 
-    made = serve(_the("app"), host, port)
-    globals()["serving"] = made
+    with _reachable() as directory:
+        made = globals()["serving"] = Made(directory, host, port)
     return made
 
 
@@ -137,8 +140,12 @@ def close_run() -> None:
         known = globals().pop(name, None)
         if known is not None:
             known.close()
-    for name in ("app", "server"):
-        globals().pop(name, None)
+    globals().pop("server", None)
+    page = globals().pop("app", None)
+    if page is not None:
+        from neural.dashboard.serving import close_page
+
+        close_page(page)
     known = globals().get("pushed_run")
     if known is not None:
         known.close()
@@ -188,22 +195,36 @@ def _make_run() -> PushedRun:
 
 def _make_app() -> Any:
     """The page of what this process pushes, with its breakpoints."""
-    from neural.dashboard.remote import RemoteBreakpoints
     from neural.dashboard.serving import page_of
-    from neuraldbg.control.channel import ChannelServer
 
-    run = _the("pushed_run")
-    directory = run.open()
+    with _reachable() as directory:
+        return page_of([directory])
+
+
+@contextmanager
+def _reachable() -> Iterator[Path]:
+    """The directory of the pushed run, whose breakpoints can be set from outside from now on; not where no page comes
+    of it: a loop would pause and nobody could continue it."""
+    already = can_answer()
+    directory: Path | None = _the("pushed_run").open()
     if directory is None:
         raise UsageError("there is nothing to serve: the run directory could not be written")
-    channel = ChannelServer(RemoteBreakpoints(_the("breakpoint_manager"), lambda: int(run.step)), directory)
+    channel = _the("channel")
     try:
-        made = page_of([directory])
+        yield directory
     except BaseException:
-        channel.close()
+        if not already:
+            del globals()["channel"]
+            channel.close()
         raise
-    globals()["channel"] = channel
-    return made
+
+
+def _make_channel() -> ChannelServer:
+    from neural.dashboard.remote import RemoteBreakpoints
+    from neuraldbg.control.channel import ChannelServer as Made
+
+    run = _the("pushed_run")
+    return Made(RemoteBreakpoints(_the("breakpoint_manager"), lambda: int(run.step)), run.open())
 
 
 _MAKERS: dict[str, Callable[[], Any]] = {
@@ -211,6 +232,7 @@ _MAKERS: dict[str, Callable[[], Any]] = {
     "breakpoint_manager": _make_breakpoints,
     "profiler": _make_profiler,
     "pushed_run": _make_run,
+    "channel": _make_channel,
     "app": _make_app,
     "server": lambda: _the("app"),
 }

@@ -2,89 +2,89 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import sys
 import threading
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neuraldbg.errors import UsageError
+from neuraldbg.config import load_config
+from neuraldbg.errors import NeuralDbgError, UsageError
 
-MOST_PORTS = 100
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from neuraldbg.surfaces.web.asking import Settings
+
 PATIENCE_S = 20.0
+_HERE = {"": "127.0.0.1", "localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 
 
 class Serving:
-    """A page that is being served. `close` ends the thread and gives the port back."""
+    """The page of a run, served from a thread. `close` ends the thread and gives the port back."""
 
-    def __init__(self, app: Any, listener: socket.socket) -> None:
-        import uvicorn
+    def __init__(self, run_dir: Path, host: str, port: int) -> None:
+        if host not in _HERE:
+            raise UsageError(
+                f"a pushed run is served on this machine only, not on {host!r}: use `neural view RUN --host`"
+            )
+        settings = _settings()
+        from neuraldbg.surfaces.web.doorway import Doorway
+        from neuraldbg.surfaces.web.serving import Service
 
-        self.host, self.port = listener.getsockname()[:2]
-        self._listener = listener
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="auto"))
-        self._thread = threading.Thread(target=self._run, name="neuraldbg-dashboard", daemon=True)
+        self._door = Doorway(_HERE[host], port)
+        try:
+            self._service = Service(self._door, [run_dir], settings)
+            self._service.open()
+        except BaseException:
+            self._door.close()
+            raise
+        self._door.tell(run_dir)
+        self._thread = threading.Thread(target=self._service.run, name="neuraldbg-dashboard", daemon=True)
         self._thread.start()
+        print(f"neuraldbg: {self._door.line}", file=sys.stderr, flush=True)
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
-
-    def _run(self) -> None:
-        self._server.run(sockets=[self._listener])
+        """What to open."""
+        return self._door.address
 
     def close(self) -> None:
-        self._server.should_exit = True
+        self._service.stop()
         self._thread.join(PATIENCE_S)
-        self._listener.close()
+        self._door.close()
 
 
-def page_of(runs: list[Path]) -> Any:
-    """The application that serves these runs."""
+def page_of(runs: list[Path]) -> FastAPI:
+    """The application that serves these runs, for a server of the user's own. `close_page` ends what it opened."""
+    settings = _settings()
+    from neuraldbg.surfaces.web.app import make_app
+    from neuraldbg.surfaces.web.guard import Policy
+    from neuraldbg.surfaces.web.runs import ServedRuns
+
+    return make_app(ServedRuns(runs), Policy(port=load_config().port), settings)
+
+
+def close_page(app: Any) -> None:
+    app.state.runs.close()
+
+
+def _settings() -> Settings:
+    """What is configured of the page; UsageError where the web packages are not installed."""
     try:
-        made = import_module("neuraldbg.surfaces.web.app")
+        from neuraldbg.surfaces.web.asking import Settings as Chosen
     except ModuleNotFoundError as error:
         raise UsageError(f"the page cannot be served: {error}; `neural report RUN` prints the verdict") from error
-    return made.make_app(runs)
-
-
-def serve(app: Any, host: str, port: int) -> Serving:
-    serving = Serving(app, listening(host, port))
-    print(f"neuraldbg: dashboard at {serving.url}", file=sys.stderr, flush=True)
-    return serving
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket on the port, or on the next free one, which is then said."""
-    address = "127.0.0.1" if host in ("localhost", "") else host
-    if address not in ("127.0.0.1", "::1"):
-        raise UsageError(f"a pushed run is served on this machine only, not on {host!r}: use `neural view RUN --host`")
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for number in range(port, min(port + MOST_PORTS, 65_536)) if port else (0,):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.bind((address, number))
-            listener.listen(128)
-        except OSError as error:
-            listener.close()
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                continue
-            raise UsageError(f"cannot serve on {host}:{number}: {error.strerror}") from error
-        if number != port:
-            print(f"neuraldbg: port {port} is taken, using {number}", file=sys.stderr)
-        return listener
-    raise UsageError(f"no free port from {port} on: choose another")
+    config = load_config()
+    return Chosen(config.dashboard.refresh_rate, config.history.inspector, config.dashboard.max_history)
 
 
 def serve_folder(folder: Path) -> int:
-    """The page for every run in a folder, until Ctrl-C."""
-
-    from neuraldbg.config import load_config
+    """The page for every run in a folder, the newest first, until Ctrl-C."""
+    from neuraldbg.surfaces.cli.view import serve
     from neuraldbg.trace.rundir import RUN_FILE, RUNS_FOLDER
 
-    runs = sorted(path.parent for path in (folder / RUNS_FOLDER).glob(f"*/{RUN_FILE}"))
+    files = (folder / RUNS_FOLDER).glob(f"*/{RUN_FILE}")
+    runs = [path.parent for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)]
     if not runs:
         print(
             f"neuraldbg: no data available: no run in {folder / RUNS_FOLDER}. `neural debug train.py` records one, "
@@ -92,12 +92,8 @@ def serve_folder(folder: Path) -> int:
             file=sys.stderr,
         )
         return 2
-    serving = serve(page_of(runs), "localhost", load_config().port)
     try:
-        while serving._thread.is_alive():
-            serving._thread.join(0.5)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        serving.close()
-    return 0
+        return serve(runs, load_config())
+    except NeuralDbgError as error:
+        print(f"neuraldbg: {error}", file=sys.stderr)
+        return 2

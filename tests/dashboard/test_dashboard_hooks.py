@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import urllib.request
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from neural.dashboard import dashboard
 from neural.dashboard.hooks import register_hook, unregister_hook
 from neural.dashboard.profiler_utils import LayerExecutionWrapper, anomaly_monitor, breakpoint_helper
 from neuraldbg.control.channel import channel
+from neuraldbg.control.server_file import how_to_continue
 from neuraldbg.errors import ChannelClosed, ChannelError, UnknownName, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -124,52 +128,55 @@ def test_layers_by_hand_breakpoints_and_anomalies_are_moments_too() -> None:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_page(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """In place of the page: it answers with the names of its runs."""
-    served: list[Path] = []
-    module = ModuleType("neuraldbg.surfaces.web.app")
-
-    def make_app(runs: list[Path]) -> Any:
-        served.extend(runs)
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] == "lifespan":
-                await receive()
-                await send({"type": "lifespan.startup.complete"})
-                await receive()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": ",".join(run.name for run in runs).encode()})
-
-        return app
-
-    module.make_app = make_app  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return served
+def asked(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"} if body is not None else {})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)
 
 
-def test_the_page_of_a_pushed_run_is_served_on_the_next_free_port(
-    small_page: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def pushed_directory() -> Path:
+    directory = dashboard.pushed_run.directory
+    assert directory is not None
+    return directory
+
+
+def test_the_page_of_a_pushed_run_is_served_on_the_next_free_port(capsys: pytest.CaptureFixture[str]) -> None:
+    dashboard.update_dashboard_data(new_trace_data=[{"layer": "Dense_1", "execution_time": 0.5, "grad_norm": 2.0}])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         serving = dashboard.start_dashboard_server(port=taken.getsockname()[1])
-        with urllib.request.urlopen(serving.url, timeout=20) as answer:
-            assert answer.read().decode() == small_page[0].name
-    assert "is taken, using" in capsys.readouterr().err
+        assert [run["name"] for run in asked(f"{serving.url}/api/runs")["runs"]] == [pushed_directory().name]
+    assert "is taken, serving on" in capsys.readouterr().err
     assert dashboard.app is dashboard.server
     dashboard.close_run()
     with pytest.raises(OSError, match=r"refused|Connection"):
         urllib.request.urlopen(serving.url, timeout=5)
 
 
-def test_the_page_reaches_the_breakpoints_of_a_pushed_run(small_page: list[Path]) -> None:
+def test_the_page_shows_what_was_pushed_and_lets_a_paused_loop_go_on() -> None:
+    dashboard.update_dashboard_data(new_trace_data=[{"layer": "Dense_1", "execution_time": 0.5, "own": 2.0}])
+    url = dashboard.start_dashboard_server(port=0).url
+    assert asked(f"{url}/api/breakpoint", {"layer_name": "Dense_1"})
+    there = threading.Event()
+    dashboard.breakpoint_manager.on_hold.append(lambda *_: there.set())
+    loop = threading.Thread(target=breakpoint_helper.check, args=("Dense_1", {"own": 2}))
+    loop.start()
+    assert there.wait(20)
+    assert asked(f"{url}/api/state")["state"] == "paused"
+    assert how_to_continue(pushed_directory()) == f"curl -X POST {url}/api/continue"
+    asked(f"{url}/api/continue", {})
+    loop.join(20)
+    assert not loop.is_alive()
+    dashboard.close_run()
+    assert how_to_continue(pushed_directory()) is None
+
+
+def test_the_page_reaches_the_breakpoints_of_a_pushed_run() -> None:
     assert callable(dashboard.app)
     manager = dashboard.breakpoint_manager
     there = threading.Event()
     manager.on_hold.append(lambda *_: there.set())
-    with channel(small_page[0]) as page:
+    with channel(pushed_directory()) as page:
         added = page.call("add", layer_name="Conv2D_1", condition="layer_data['own'] > 1", group="g")
         assert (added["layer_name"], added["hit_count"]) == ("Conv2D_1", 0)
         with pytest.raises(ChannelError, match="not paused"):
@@ -190,13 +197,14 @@ def test_the_page_reaches_the_breakpoints_of_a_pushed_run(small_page: list[Path]
         with pytest.raises(ChannelError, match="by hand"):
             page.call("tensor", layer="Conv2D_1")
     dashboard.close_run()
-    with pytest.raises(ChannelClosed), channel(small_page[0]):
+    with pytest.raises(ChannelClosed), channel(pushed_directory()):
         pass
 
 
-def test_a_pushed_run_is_not_served_to_other_machines(small_page: list[Path]) -> None:
+def test_a_pushed_run_is_not_served_to_other_machines() -> None:
     with pytest.raises(UsageError, match="this machine only"):
         dashboard.start_dashboard_server(host="0.0.0.0")
+    assert not dashboard.can_answer()
 
 
 def test_the_module_runs_as_a_script_and_says_when_there_is_nothing(tmp_path: Path) -> None:
@@ -205,3 +213,22 @@ def test_the_module_runs_as_a_script_and_says_when_there_is_nothing(tmp_path: Pa
     assert done.returncode == 2
     assert "no data available" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_module_as_a_script_serves_the_runs_of_the_folder(tmp_path: Path) -> None:
+    dashboard.update_dashboard_data(new_trace_data=[{"layer": "Dense_1", "execution_time": 0.5}])
+    dashboard.close_run()
+    script = ROOT / "neural" / "dashboard" / "dashboard.py"
+    environment = {**os.environ, "NEURALDBG_PORT": "0"}
+    process = subprocess.Popen(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        url = re.findall(r"http://\S+", process.stderr.readline())[0]
+        assert [run["name"] for run in asked(f"{url}/api/runs")["runs"]] == [pushed_directory().name]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -27,10 +27,11 @@ def command(runs: tuple[str, ...], host: str | None, port: str | None) -> int:
     for note in config.notes:
         click.echo(f"neuraldbg: {note}", err=True)
     paths = [find_run(name) for name in runs] or [newest_live_run() or find_run(None)]
-    return _serve(paths, config)
+    return serve(paths, config)
 
 
-def _serve(paths: list[Path], config: Config) -> int:
+def serve(paths: list[Path], config: Config) -> int:
+    """Until Ctrl-C."""
     from neuraldbg.surfaces.web.asking import Settings
     from neuraldbg.surfaces.web.doorway import Doorway
     from neuraldbg.surfaces.web.serving import Service
