@@ -89,8 +89,8 @@ def layer_times(trace: Trace, phase: str = "forward") -> dict[str, dict[str, Any
     return found
 
 
-def slowest(trace: Trace, k: int = 10) -> list[dict[str, Any]]:
-    """The layers that took longest in all, those that hold no other layer: `layer` and its times."""
+def slowest(trace: Trace, k: int | None = 10) -> list[dict[str, Any]]:
+    """The layers that took longest in all (None: every one), those that hold no other: `layer` and its times."""
     holders = {
         (site.model, parent) for site in trace.sites if site.kind is SiteKind.MODULE for parent in _parents(site.path)
     }

@@ -179,7 +179,8 @@ def test_times_of_layers(client: TestClient) -> None:
     assert {span["name"] for span in flame["spans"]} == {"conv1", "act", "fc"}
     assert all(span["end"] - span["start"] == pytest.approx(span["duration"]) for span in flame["spans"])
     chrome = client.get("/api/flame?step=3&format=chrome").json()
-    assert chrome["traceEvents"][0]["ph"] == "X"
+    assert {event["name"] for event in chrome["traceEvents"] if event["ph"] == "X"} == {"conv1", "act", "fc"}
+    assert {event["args"]["step"] for event in chrome["traceEvents"] if event["ph"] == "X"} == {3}
     assert client.get("/api/trace.json").json()["traceEvents"]
     slowest = client.get("/api/summary").json()["layers"]
     assert [each["layer"] for each in slowest][-1] == "fc"
@@ -189,13 +190,17 @@ def test_times_of_layers(client: TestClient) -> None:
 
 def test_resources_are_what_was_recorded(tmp_path: Path) -> None:
     with made_run(tmp_path / "run") as run:
-        run.scalar("rss_bytes", 0, 5e8)
+        for step in range(10):
+            run.scalar("rss_bytes", step, 5e8 + step)
+            run.scalar("resource.gpu0.utilization", step, float(step))
         run.scalar("loss", 0, 1.0)
-        run.end(steps=1)
+        run.end(steps=10)
     with asking(tmp_path / "run") as client:
-        found = client.get("/api/resources").json()["series"]
-    assert list(found) == ["rss_bytes"]
-    assert found["rss_bytes"]["max"] == [5e8]
+        found = client.get("/api/resources?points=5").json()
+    assert (found["cpu"], list(found["memory"]), list(found["gpu"])) == ({}, ["rss_bytes"], ["gpu0"])
+    assert found["memory"]["rss_bytes"]["steps"] == [0, 2, 4, 6, 8]
+    assert found["memory"]["rss_bytes"]["max"][-1] == 5e8 + 9
+    assert found["gpu"]["gpu0"]["utilization"]["min"] == [0.0, 2.0, 4.0, 6.0, 8.0]
 
 
 def test_two_runs_are_compared_and_part_where_one_broke(client: TestClient) -> None:

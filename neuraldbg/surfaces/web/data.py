@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from neuraldbg.analysis import profile
 from neuraldbg.errors import NotRecorded, UnknownName
 from neuraldbg.records import Kind, Phase, Site, SiteKind
 from neuraldbg.trace import Trace
@@ -19,7 +20,7 @@ NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
 LOOK_BACK = 1000  # steps
 _OWNED: Final = (Kind.PARAMETER, Kind.UPDATE)  # of a module: those of its parameters
-RESOURCES: Final = ("rss", "device", "cpu", "gpu", "memory", "host", "power", "temperature")
+_OF_THE_HOST: Final = ("cpu", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,19 +239,30 @@ def settled_step(trace: Trace) -> int | None:
 # -- time and resources ------------------------------------------------------------------------------------------------
 
 
-def flame(trace: Trace, step: int | None = None) -> list[dict[str, Any]]:
-    """Spans of one step: seconds since its first span."""
-    from neuraldbg.surfaces.web import spans
-
+def timed_step(trace: Trace, step: int | None) -> int | None:
+    """The step meant, the newest timed one without it; NotRecorded where a step has no times."""
     newest = trace.last_step_in("spans")
-    wanted = newest if step is None else step
-    found = [] if wanted is None else spans.flame(trace, wanted)
-    if not found and step is not None:
+    if step is not None and not len(trace.table("spans", ["step"], (step, step))["step"]):
         raise NotRecorded(f"no layer was timed at step {step}; the newest timed step is {newest}")
-    return found
+    return newest if step is None else step
 
 
 def resources(trace: Trace, between: Span, points: int) -> dict[str, Any]:
-    """Every recorded series about memory, processors and devices."""
-    names = [name for name in series_names(trace) if name.split("_")[0].split(".")[0] in RESOURCES]
-    return {name: series(trace, name, None, between, points) for name in names}
+    """As `profile.resources`: every curve in at most `points` stretches, the smallest and the largest value of each."""
+    found = profile.resources(trace, between)
+    devices = {
+        name: {each: _thinned(curve, points) for each, curve in curves.items()} for name, curves in found["gpu"].items()
+    }
+    host = {group: {each: _thinned(curve, points) for each, curve in found[group].items()} for group in _OF_THE_HOST}
+    return {**host, "gpu": devices}
+
+
+def _thinned(curve: dict[str, Any], points: int) -> dict[str, Any]:
+    values = np.array(curve["values"], np.float64)
+    starts = np.arange(min(points, len(values))) * len(values) // max(1, min(points, len(values)))
+    return {
+        "steps": [curve["steps"][at] for at in starts],
+        "time_s": [curve["time_s"][at] for at in starts],
+        "min": _or_none(np.fmin.reduceat(values, starts)),
+        "max": _or_none(np.fmax.reduceat(values, starts)),
+    }

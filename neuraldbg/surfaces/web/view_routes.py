@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 
+from neuraldbg.analysis import profile
 from neuraldbg.errors import NeuralDbgError, NotRecorded, UnknownLayer, UnknownName, nearest
-from neuraldbg.surfaces.web import data, inspector, spans
+from neuraldbg.surfaces.web import data, inspector
 from neuraldbg.surfaces.web.answers import StrictJSON, problem, problems
 from neuraldbg.surfaces.web.asking import Configured, Layer, ReplayOrder, Run, Runs, Step, Stretch
 from neuraldbg.surfaces.web.control_routes import by_layer
@@ -162,23 +163,23 @@ def flame(
     run: Run, step: Step = None, form: Annotated[Literal["json", "chrome"], Query(alias="format")] = "json"
 ) -> StrictJSON:
     with run.reading() as trace:
-        found = data.flame(trace, step)
-        shown = trace.last_step_in("spans") if step is None else step
-    return StrictJSON(spans.chrome_trace(found) if form == "chrome" else {"step": shown, "spans": found})
+        shown = data.timed_step(trace, step)
+        if form == "chrome":
+            return StrictJSON(profile.chrome_trace(trace, shown))
+        return StrictJSON({"step": shown, "spans": profile.flame(trace, shown)})
 
 
 @router.get("/api/trace.json", summary="The newest step as a Chrome trace")
 def chrome(run: Run, step: Step = None) -> StrictJSON:
     with run.reading() as trace:
-        return StrictJSON(spans.chrome_trace(data.flame(trace, step)))
+        return StrictJSON(profile.chrome_trace(trace, data.timed_step(trace, step)))
 
 
 @router.get("/api/summary", summary="The slowest layers: total, calls, average, shortest, longest")
 def summary(run: Run, limit: Annotated[int, Query(ge=1, le=10_000)] = 10) -> StrictJSON:
     with run.reading() as trace:
-        times = spans.layer_times(trace)
-    slowest = sorted(times, key=lambda name: -times[name]["total_time"])[:limit]
-    return StrictJSON({"layers": [{"layer": name, **times[name]} for name in slowest], "timed_layers": len(times)})
+        layers = profile.slowest(trace, k=None)
+    return StrictJSON({"layers": layers[:limit], "timed_layers": len(layers)})
 
 
 @router.get("/api/resources", summary="Memory, processor and devices over the steps")
@@ -189,7 +190,7 @@ def resources(
     points: Annotated[int | None, Query(ge=1, le=20_000)] = None,
 ) -> StrictJSON:
     with run.reading() as trace:
-        return StrictJSON({"series": data.resources(trace, between, points or settings.points)})
+        return StrictJSON(data.resources(trace, between, points or settings.points))
 
 
 @router.get("/api/compare", summary="Two served runs side by side, and where they part")
