@@ -193,6 +193,7 @@ def _conclude(run_dir: Path, options: argparse.Namespace, analysis: LiveAnalysis
             _say(str(error))
     if watch.samples:
         watch.save(run_dir, most_bytes=options.max_disk)  # last: nobody waits for it
+    trace.rollups.update()
     return exit_code(summary, options.fail_on)
 
 

@@ -263,6 +263,8 @@ class Rollups:
             return {"count": ~missing, "nan": missing}.get(name, values)
 
         def bad() -> NDArray[np.bool_]:
+            if question.table == "spans":  # what is missing there was not measured
+                return np.zeros(len(values), bool)
             tensors = hit.chunk.column("nan_count")[hit.rows] > 0 if question.table == "stats" else False
             found: NDArray[np.bool_] = missing | tensors
             return found
@@ -284,6 +286,8 @@ def _cell_piece(
         return chunk.column(f"{question.field}.{name}")[rows]
 
     def bad() -> NDArray[np.bool_]:
+        if question.table == "spans":
+            return np.zeros(len(rows), bool)
         tensors = chunk.column("nan_count.high")[rows] > 0 if question.table == "stats" else False
         found: NDArray[np.bool_] = (part("nan") > 0) | tensors
         return found

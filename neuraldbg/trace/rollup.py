@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +23,26 @@ from neuraldbg.trace.tables import PHASE_CODE
 if TYPE_CHECKING:
     from neuraldbg.trace.query import Trace
 
-METRICS: Final[dict[str, tuple[Kind, str, float]]] = {  # the names of trace entries: kind, field, factor
-    "grad_norm": (Kind.GRADIENT, "l2", 1.0),
-    "mean_activation": (Kind.ACTIVATION, "mean", 1.0),
-    "std_activation": (Kind.ACTIVATION, "std", 1.0),
-    "min_activation": (Kind.ACTIVATION, "min", 1.0),
-    "max_activation": (Kind.ACTIVATION, "max", 1.0),
-    "norm_activation": (Kind.ACTIVATION, "l2", 1.0),
-    "zero_ratio": (Kind.ACTIVATION, "zero_ratio", 1.0),
-    "weight_norm": (Kind.PARAMETER, "l2", 1.0),
-    "update_norm": (Kind.UPDATE, "l2", 1.0),
-    "execution_time": (Kind.SPAN, "duration_ns", 1e-9),  # seconds
-    "memory": (Kind.SPAN, "host_bytes", 1e-6),  # MB
+
+class Metric(NamedTuple):
+    kind: Kind
+    field: str
+    factor: float = 1.0  # gives the metric's unit
+
+
+METRICS: Final[dict[str, Metric]] = {  # the names of trace entries; times and sizes are those of the forward pass
+    "grad_norm": Metric(Kind.GRADIENT, "l2"),
+    **{f"grad_{name}": Metric(Kind.GRADIENT, name) for name in ("mean", "std", "min", "max", "nan_count", "inf_count")},
+    **{f"{name}_activation": Metric(Kind.ACTIVATION, name) for name in ("mean", "std", "min", "max")},
+    "norm_activation": Metric(Kind.ACTIVATION, "l2"),
+    "dead_ratio": Metric(Kind.ACTIVATION, "zero_ratio"),
+    "zero_ratio": Metric(Kind.ACTIVATION, "zero_ratio"),
+    "nan_count": Metric(Kind.ACTIVATION, "nan_count"),
+    "inf_count": Metric(Kind.ACTIVATION, "inf_count"),
+    "weight_norm": Metric(Kind.PARAMETER, "l2"),
+    "update_norm": Metric(Kind.UPDATE, "l2"),
+    "execution_time": Metric(Kind.SPAN, "duration_ns", 1e-9),  # seconds
+    "memory": Metric(Kind.SPAN, "host_bytes", 1e-6),  # MB
 }
 
 
@@ -56,6 +64,7 @@ class Series:
     mean: NDArray[np.float64]
     count: NDArray[np.int64]  # values that are numbers
     nan: NDArray[np.int64]  # values that are NaN
+    bad: NDArray[np.bool_]  # a NaN was among the values or in one of their tensors
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -70,27 +79,38 @@ def series(
     Points in which nothing was recorded are left out.
     """
     if layer is None:
-        kind, field, factor = Kind.SCALAR, "value", 1.0
+        chosen = Metric(Kind.SCALAR, "value")
         sites = [_series_site(trace, metric)]
     else:
-        kind, field, factor = metric_of(metric)
-        sites = trace.site_ids(layer, kind)
-    found = trace.rollups.pieces(Question(kind, field, tuple(sites), trace.narrowed(between), points))
+        chosen = metric_of(metric)
+        sites = trace.site_ids(layer, chosen.kind)
+    phases = (PHASE_CODE[Phase.FORWARD],) if metric in METRICS and chosen.kind is Kind.SPAN else ()
+    asked = Question(chosen.kind, chosen.field, tuple(sites), trace.narrowed(between), points, phases)
     try:
-        return _as_series(found, factor)
+        return _as_series(trace.rollups.pieces(asked), chosen.factor)
     finally:
         trace.release()
 
 
-def heatmap(trace: Trace, field: str, kind: Kind | str, width: int = 1000, between: Span | None = None) -> Heatmap:
-    """`field` of every layer over the steps, the largest value of each cell; NaN apart from it.
+def heatmap(
+    trace: Trace,
+    field: str,
+    kind: Kind | str,
+    width: int = 1000,
+    between: Span | None = None,
+    phases: Sequence[Phase] = (),
+) -> Heatmap:
+    """`field` of every layer over the steps, the largest value of each cell; NaN apart from it. Of spans, those of some
+    phases only.
 
     Has fewer columns than `width` where more could only be had by looking at too many rows; `edges` tells.
     """
     chosen = Kind(kind)
     _check_field(chosen, field)
     try:
-        return _as_heatmap(trace, trace.rollups.pieces(Question(chosen, field, None, trace.narrowed(between), width)))
+        codes = tuple(PHASE_CODE[phase] for phase in phases)
+        asked = Question(chosen, field, None, trace.narrowed(between), width, codes)
+        return _as_heatmap(trace, trace.rollups.pieces(asked))
     finally:
         trace.release()
 
@@ -109,15 +129,15 @@ def per_site(
     return {int(site): PerSite(*values) for site, *values in zip(sites.tolist(), *columns, strict=True)}
 
 
-def metric_of(metric: str) -> tuple[Kind, str, float]:
-    """What a metric of a layer is called in a trace: kind, field, and the factor that gives the metric's unit."""
+def metric_of(metric: str) -> Metric:
+    """What a metric of a layer, or `kind.field`, is in a trace."""
     if metric in METRICS:
         return METRICS[metric]
     kind, _, field = metric.partition(".")
     if kind in {each.value for each in Kind} and field:
         chosen = Kind(kind)
         _check_field(chosen, field)
-        return chosen, field, 1.0
+        return Metric(chosen, field)
     raise UnknownName("metric", metric, METRICS, listed_by="neuraldbg.trace.rollup.METRICS")
 
 
@@ -138,13 +158,15 @@ def _as_series(found: Pieces, factor: float) -> Series:
     told = _summed(found.all, max(0, len(found.edges) - 1), factor)
     some = np.flatnonzero(told.count + told.nan)
     edges = np.r_[found.edges[some], found.edges[some[-1] + 1]] if len(some) else found.edges[:0]
-    return Series(edges, told.low[some], told.high[some], told.mean[some], told.count[some], told.nan[some])
+    bounds = (told.low[some], told.high[some], told.mean[some])
+    return Series(edges, *bounds, told.count[some], told.nan[some], told.bad[some])
 
 
 def _summed(pieces: Sequence[Piece], size: int, factor: float = 1.0) -> Series:
     """Everything that falls into each of `size` places. The edges are the caller's business."""
     low, high = np.full(size, np.nan), np.full(size, np.nan)
     total, count, nan = np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    bad = np.zeros(size, bool)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         for piece in pieces:
             np.fmin.at(low, piece.at, piece.part("low") * factor)
@@ -154,8 +176,9 @@ def _summed(pieces: Sequence[Piece], size: int, factor: float = 1.0) -> Series:
             nan += np.bincount(piece.at, piece.part("nan"), minlength=size).astype(np.int64)
             weighted = np.where(here > 0, piece.part("mean") * here, 0.0) * factor
             total += np.bincount(piece.at, weighted, minlength=size)
+            bad[piece.at[piece.bad()]] = True
         mean = np.where(count > 0, total / count, np.nan)
-    return Series(np.empty(0, np.int64), low, high, mean, count, nan)
+    return Series(np.empty(0, np.int64), low, high, mean, count, nan, bad)
 
 
 def _as_heatmap(trace: Trace, found: Pieces) -> Heatmap:

@@ -100,10 +100,13 @@ def test_nan_is_kept_apart_from_the_numbers(client: TestClient) -> None:
     assert (answer["max"][-1], answer["nan_steps"]) == (None, [32, 38, 44])
 
 
-def test_a_spike_survives_being_pooled() -> None:
-    steps, values = np.arange(10_000), np.ones(10_000)
-    values[7777] = 1e6
-    found = data.stretches(steps, values, np.isnan(values), 100)
+def test_a_spike_survives_being_pooled(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        for step in range(1000):
+            run.scalar("loss", step, 1e6 if step == 777 else 1.0)
+        run.end(steps=1000)
+    with asking(tmp_path / "run") as client:
+        found = client.get("/api/series?metric=loss&points=100").json()
     assert max(found["max"]) == 1e6
     assert len(found["steps"]) == 100
 
@@ -141,6 +144,23 @@ def test_a_heatmap_of_times_and_sizes_is_of_the_forward_pass(client: TestClient)
     sizes = client.get("/api/heatmap?metric=memory&width=50&format=json").json()
     assert sizes["values"][0] == pytest.approx([0.004096] * 50)
     assert client.get("/api/heatmap?metric=memory&from=900").headers["x-rows"] == "0"
+
+
+def test_a_heatmap_of_too_many_rows_has_columns_of_whole_windows(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "x-column-steps" not in client.get("/api/heatmap?metric=grad_norm&width=7").headers
+    monkeypatch.setattr("neuraldbg.trace.pieces.MOST_ROWS", 10)
+    with made_run(tmp_path / "run") as run:
+        train(run, steps=200)
+        run.end(steps=200)
+    with asking(tmp_path / "run") as asked:
+        said = asked.get("/api/heatmap?metric=grad_norm&from=10").headers
+        edges = asked.get("/api/heatmap?metric=grad_norm&from=10&format=json").json()["edges"]
+    assert edges == [10, 64, 128, 192, 200]
+    assert [said[f"x-{name}"] for name in ("columns", "first-step", "second-step", "column-steps", "last-step")] == [
+        "4", "10", "64", "64", "199",
+    ]  # fmt: skip
 
 
 def test_the_bytes_of_a_heatmap_are_shares_of_its_range() -> None:

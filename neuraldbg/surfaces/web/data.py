@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,49 +11,25 @@ from numpy.typing import NDArray
 from neuraldbg.analysis import profile
 from neuraldbg.errors import NotRecorded, UnknownName
 from neuraldbg.records import Kind, Phase, Site, SiteKind
-from neuraldbg.trace import Trace
+from neuraldbg.trace import Trace, rollup
 from neuraldbg.trace.heatmap import Heatmap
-from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE, TABLES
+from neuraldbg.trace.rolling import FIELDS
+from neuraldbg.trace.rollup import METRICS, Metric
+from neuraldbg.trace.tables import PHASE_CODE
 
 Span = tuple[int | None, int | None]
 NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
 LOOK_BACK = 1000  # steps
-_OWNED: Final = (Kind.PARAMETER, Kind.UPDATE)  # of a module: those of its parameters
+KINDS: Final = ("activation", "gradient", "parameter", "update", "input", "target")
 _OF_THE_HOST: Final = ("cpu", "memory")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    kind: Kind
-    field: str
-    scale: float = 1.0
-
-
-METRICS: Final[dict[str, Metric]] = {
-    "grad_norm": Metric(Kind.GRADIENT, "l2"),
-    **{f"grad_{name}": Metric(Kind.GRADIENT, name) for name in ("mean", "std", "min", "max", "nan_count", "inf_count")},
-    **{f"{name}_activation": Metric(Kind.ACTIVATION, name) for name in ("mean", "std", "min", "max")},
-    "norm_activation": Metric(Kind.ACTIVATION, "l2"),
-    "dead_ratio": Metric(Kind.ACTIVATION, "zero_ratio"),
-    "zero_ratio": Metric(Kind.ACTIVATION, "zero_ratio"),
-    "nan_count": Metric(Kind.ACTIVATION, "nan_count"),
-    "inf_count": Metric(Kind.ACTIVATION, "inf_count"),
-    "weight_norm": Metric(Kind.PARAMETER, "l2"),
-    "update_norm": Metric(Kind.UPDATE, "l2"),
-    "execution_time": Metric(Kind.SPAN, "duration_ns", 1e-9),  # seconds
-    "memory": Metric(Kind.SPAN, "host_bytes", 1e-6),  # MB
-}
 
 
 def metric_of(name: str) -> Metric:
     """A name of the table, or `kind.field` as the trace has it: `gradient.std`."""
-    if name in METRICS:
-        return METRICS[name]
     kind, _, field = name.partition(".")
-    fields = (*(TABLES["stats"].names or ()), "zero_ratio", "nan_ratio", "inf_ratio")
-    if field in fields and kind in ("activation", "gradient", "parameter", "update", "input", "target"):
-        return Metric(Kind(kind), field)
+    if name in METRICS or (kind in KINDS and field in FIELDS["stats"]):
+        return rollup.metric_of(name)
     raise UnknownName("metric", name, METRICS, listed_by="/api/run")
 
 
@@ -62,67 +38,24 @@ def metric_of(name: str) -> Metric:
 
 def series(trace: Trace, metric: str, layer: str | None, between: Span, points: int) -> dict[str, Any]:
     """The smallest and the largest value of every stretch of steps, at most `points` of them."""
-    if layer is None:
-        site = next((s for s in trace.sites if s.kind is SiteKind.SERIES and s.path == metric), None)
-        if site is None:
-            raise UnknownName("series", metric, series_names(trace), listed_by="/api/run")
-        rows = trace.history(site, Kind.SCALAR, between=between)
-        steps, values, bad = rows.steps, rows.value, np.isnan(rows.value)
-    else:
-        steps, values, bad = of_layer(trace, metric_of(metric), layer, between)
-    return {"metric": metric, "layer": layer, **stretches(steps, values, bad, points)}
+    if layer is not None:
+        metric_of(metric)
+    elif metric not in series_names(trace):
+        raise UnknownName("series", metric, series_names(trace), listed_by="/api/run")
+    found = rollup.series(trace, metric, layer, between, points)
+    return {
+        "metric": metric,
+        "layer": layer,
+        "steps": found.steps.tolist(),
+        "min": _or_none(found.low),
+        "max": _or_none(found.high),
+        "nan_steps": found.steps[found.bad].tolist(),
+        "rows": int((found.count + found.nan).sum()),
+    }
 
 
 def series_names(trace: Trace) -> list[str]:
     return sorted({site.path for site in trace.sites if site.kind is SiteKind.SERIES})
-
-
-def of_layer(
-    trace: Trace, metric: Metric, layer: str | Site, between: Span
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
-    if metric.kind is Kind.SPAN:
-        rows = trace.history(layer, metric.kind, ("phase", metric.field), between)
-        keep = rows.phase == PHASE_CODE[Phase.FORWARD]
-        keep &= rows[metric.field] >= 0  # -1: not known
-        steps, values = rows.steps[keep], rows[metric.field][keep] * metric.scale
-        return steps, values, np.zeros(len(values), bool)
-    raw = metric.field.replace("_ratio", "_count")
-    is_ratio = metric.field.endswith("_ratio")
-    rows = _stats(trace, metric.kind, layer, ("nan_count", raw, *(("count",) if is_ratio else ())), between)
-    values = rows[raw].astype(np.float64)
-    if is_ratio:
-        values = np.divide(values, rows["count"], out=np.full(len(values), np.nan), where=rows["count"] > 0)
-    return rows["step"], values, rows["nan_count"] > 0
-
-
-def _stats(trace: Trace, kind: Kind, layer: str | Site, fields: tuple[str, ...], between: Span) -> Any:
-    """Columns of one layer's rows. Every column costs a look into every chunk: no more of them than are asked for."""
-    site = trace.site(layer) if isinstance(layer, str) else layer
-    alone = site.kind is SiteKind.PARAMETER or (site.kind is SiteKind.MODULE and site.path and kind not in _OWNED)
-    if not alone:
-        return trace.history(site, kind, fields, between)
-    rows = trace.table("stats", ["step", "kind", *fields], between, site)
-    mine = rows["kind"] == KIND_CODE[kind]
-    return {name: column[mine] for name, column in rows.items()}
-
-
-def stretches(
-    steps: NDArray[np.int64], values: NDArray[np.float64], bad: NDArray[np.bool_], points: int
-) -> dict[str, Any]:
-    if not len(steps):
-        return {"steps": [], "min": [], "max": [], "nan_steps": [], "rows": 0}
-    order = np.argsort(steps, kind="stable")
-    steps, values, bad = steps[order], values[order], bad[order]
-    low, span = int(steps[0]), int(steps[-1]) - int(steps[0]) + 1
-    column = (steps - low) * min(points, span) // span
-    starts = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
-    return {
-        "steps": steps[starts].tolist(),
-        "min": _or_none(np.fmin.reduceat(values, starts)),
-        "max": _or_none(np.fmax.reduceat(values, starts)),
-        "nan_steps": steps[starts][np.logical_or.reduceat(bad, starts)].tolist(),
-        "rows": len(steps),
-    }
 
 
 def _or_none(values: NDArray[np.float64]) -> list[float | None]:
@@ -145,29 +78,13 @@ class Picture:
 
 
 def heatmap(trace: Trace, metric: str, between: Span, width: int) -> Heatmap:
+    """Of a run that is over and was never rolled up, that is done now: it takes as long as one look at all its rows."""
     wanted = metric_of(metric)
-    if wanted.kind is not Kind.SPAN:
-        return trace.heatmap(wanted.field, wanted.kind, width=width, between=between)
-    return _forward_spans(trace, wanted, between, width)
-
-
-def _forward_spans(trace: Trace, metric: Metric, between: Span, width: int) -> Heatmap:
-    """Spans of backward are no executions of a layer, and -1 is no size."""
-    rows = trace.table("spans", ["step", "site", "phase", metric.field], between)
-    mine = (rows["phase"] == PHASE_CODE[Phase.FORWARD]) & (rows[metric.field] >= 0)
-    steps, sites, found = rows["step"][mine], rows["site"][mine], rows[metric.field][mine] * metric.scale
-    if not len(steps):
-        return Heatmap(np.empty((0, 0)), np.empty((0, 0), bool), [], [], np.empty(0, np.int64))
-    low, high = int(steps.min()), int(steps.max())
-    columns = min(width, high - low + 1)
-    edges = np.array([low + i * (high - low + 1) // columns for i in range(columns + 1)], np.int64)
-    shown, row = np.unique(sites, return_inverse=True)
-    values = np.full((len(shown), columns), np.nan)
-    np.fmax.at(values, (row, np.searchsorted(edges, steps, side="right") - 1), found)
-    by_id = {site.id: site for site in trace.sites}
-    ids = shown.tolist()
-    names = [trace.canonical(each) for each in ids]
-    return Heatmap(values, np.zeros(values.shape, bool), [by_id[each] for each in ids if each in by_id], names, edges)
+    if trace.ended:
+        trace.rollups.update()
+    phases = (Phase.FORWARD,) if wanted.kind is Kind.SPAN else ()
+    found = rollup.heatmap(trace, wanted.field, wanted.kind, width, between, phases)
+    return found if wanted.factor == 1.0 else replace(found, values=found.values * wanted.factor)
 
 
 def picture(found: Heatmap) -> Picture:
@@ -215,7 +132,7 @@ def frame(trace: Trace, sites: list[Site], step: int) -> dict[str, NDArray[np.fl
         if metric.field == "zero_ratio":
             values = rows.zero_count / np.maximum(rows["count"], 1)
         else:
-            values = rows[metric.field] * metric.scale
+            values = rows[metric.field] * metric.factor
         for site, value in zip(rows.site[keep].tolist(), values[keep].tolist(), strict=True):
             if site in place:
                 found[name][place[site]] = value

@@ -10,8 +10,9 @@ import numpy as np
 from neuraldbg.analysis.inspection import parameters_of
 from neuraldbg.records import Kind, Phase, Site, SiteKind
 from neuraldbg.surfaces.web import data
-from neuraldbg.surfaces.web.data import METRICS, series_names
+from neuraldbg.surfaces.web.data import series_names
 from neuraldbg.trace import Rows, Trace
+from neuraldbg.trace.rollup import METRICS
 from neuraldbg.trace.tables import PHASE_CODE
 
 MB = 1e6

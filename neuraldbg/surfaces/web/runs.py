@@ -15,7 +15,6 @@ from typing import Any
 from neuraldbg.control.channel import ChannelClient
 from neuraldbg.errors import ChannelClosed, NeuralDbgError, UnknownRun, UsageError
 from neuraldbg.surfaces.liveness import is_alive
-from neuraldbg.surfaces.web.grid import Grids
 from neuraldbg.trace import Trace, open_trace
 
 FRESH_S = 0.1
@@ -98,7 +97,6 @@ class ServedRun:
         self._looked_s = 0.0
         self._line: TrainerLine | None = None
         self._findings: list[dict[str, Any]] | None = None
-        self.grids = Grids()
 
     @contextmanager
     def reading(self) -> Iterator[Trace]:

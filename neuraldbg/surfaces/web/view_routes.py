@@ -19,7 +19,6 @@ router = APIRouter(tags=["views"], responses=problems(404, 422, 503), default_re
 Name = Annotated[
     str, Query(max_length=200, description="grad_norm, mean_activation, ... (see /api/run), or kind.field")
 ]
-KINDS = ("activation", "gradient", "parameter", "update", "input", "target")
 
 
 @router.get("/api/layer_inspect/{layer:path}", summary="One layer: statistics, breakpoint, profile, last executions")
@@ -82,7 +81,9 @@ def series(
     responses={
         200: {
             "description": "rows x columns of uint8: 0 to 253 from X-Min to X-Max, 254 not measured, 255 NaN. "
-            "Column c holds the steps from first + c * n // columns on, n = last - first + 1. format=json: in numbers.",
+            "Column c holds the steps from first + c * n // columns on, n = last - first + 1; where there is an "
+            "X-Column-Steps, column c > 0 those from X-Second-Step + (c - 1) * X-Column-Steps on. "
+            "format=json: in numbers.",
             "content": {"application/octet-stream": {}, "application/json": {}},
         }
     },
@@ -95,9 +96,7 @@ def heatmap(
     form: Annotated[Literal["bytes", "json"], Query(alias="format")] = "bytes",
 ) -> Response:
     with run.reading() as trace:
-        grid = None if form == "json" else run.grids.of(trace, data.metric_of(metric))
-        read = data.heatmap if grid is None else grid.heatmap
-        found = read(trace, metric, between, width)
+        found = data.heatmap(trace, metric, between, width)
     if form == "json":
         values = [[None if v != v else v for v in row] for row in found.values.tolist()]
         nan = [row.nonzero()[0].tolist() for row in found.nan]
@@ -119,8 +118,17 @@ def _bytes(shown: data.Picture, metric: str) -> Response:
         "X-Last-Step": str(shown.edges[-1] - 1) if shown.edges else "",
         "X-Not-Measured": str(data.NOT_MEASURED),
         "X-NaN": str(data.NAN),
+        **_windows(shown.edges),
     }
     return Response(shown.cells.tobytes(), media_type="application/octet-stream", headers=headers)
+
+
+def _windows(edges: list[int]) -> dict[str, str]:
+    """Of columns that hold whole windows of roll-ups: where the second begins, and how many steps one has."""
+    columns = len(edges) - 1
+    if columns < 2 or edges == [edges[0] + c * (edges[-1] - edges[0]) // columns for c in range(columns + 1)]:
+        return {}
+    return {"X-Second-Step": str(edges[1]), "X-Column-Steps": str(edges[2] - edges[1])}
 
 
 @router.get("/api/histogram", summary="How the values of a layer's tensors lie, over the steps")
@@ -129,12 +137,12 @@ def histogram(
     layer: Layer,
     between: Stretch,
     settings: Configured,
-    kind: Annotated[str, Query(max_length=50, description=", ".join(KINDS))] = "activation",
+    kind: Annotated[str, Query(max_length=50, description=", ".join(data.KINDS))] = "activation",
 ) -> StrictJSON:
     """This version's traces hold the range and the moments of every tensor but no histograms: `histograms` is empty.
     Of a paused run /api/tensor has one."""
-    if kind not in KINDS:
-        raise UnknownName("kind", kind, KINDS, listed_by="/docs")
+    if kind not in data.KINDS:
+        raise UnknownName("kind", kind, data.KINDS, listed_by="/docs")
     with run.reading() as trace:
         site = trace.site(layer)
         ranges = {
