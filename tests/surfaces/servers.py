@@ -76,6 +76,10 @@ def eventually(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
+def _described(_: Stop, kind: str, layer: str | None, part: str | None) -> dict[str, Any]:
+    return {"kind": kind, "layer": layer, "slice": part, "shape": [2, 2]}
+
+
 class Training:
     """A thread that goes through the layers again and again and stops where the gate says; a trainer's channel."""
 
@@ -120,8 +124,7 @@ class Training:
             "mean_activation": 0.0,
             "grad_norm": 1e-4,
         }
-        stop = Stop(self.step, phase, name, site, values)
-        stop.describe = lambda kind, layer, part: {"kind": kind, "layer": layer, "slice": part, "shape": [2, 2]}
+        stop = Stop(self.step, phase, name, site, values, describe=_described)
         self.gate.reached(stop, self.gate.watched(site, phase))
 
     def close(self) -> None:
