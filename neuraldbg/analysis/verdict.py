@@ -14,7 +14,8 @@ from neuraldbg.analysis.layers import LayerSummary
 from neuraldbg.records import Finding, RunInfo, Severity
 
 ENOUGH_UPDATES = 10  # before which a run without findings is not called healthy
-DOUBTFUL = ("no_learning", "diverging_loss", "parameters_not_updating")  # no run with one of these is called healthy
+# no run with one of these is called healthy
+DOUBTFUL = ("no_learning", "diverging_loss", "parameters_not_updating", "label_shuffle_mismatch")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,12 @@ _LIST_OF_LAYERS = re.compile(r"self\.\w+\s*=\s*(\[|\{|list\(|dict\().*nn\.")
 _EMPTY_OPTIMIZER = "optimizer got an empty parameter list"
 
 
+def last_known_models(evidence: Evidence) -> list[Fact]:
+    """Models of which some parameters are in no optimizer or frozen, as they were last seen."""
+    found: list[Fact] = _last_known(evidence)["models"]
+    return found
+
+
 def _last_known(evidence: Evidence) -> Fact:
     """What was last seen of every model and optimizer while it lived: a loop in a function leaves neither behind."""
 

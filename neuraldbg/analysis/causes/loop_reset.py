@@ -11,11 +11,13 @@ import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.loop_reading import STUCK, STUCK_CAUSES, Fact, anywhere, place, text_at
+from neuraldbg.analysis.detectors.loss_curve import main_loss
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.analysis.places import parsed
 from neuraldbg.records import Call, Finding, Severity
 
 FEWEST = 3
+AS_BEFORE, STEADILY = 0.6, 0.7  # of the first loss, and share of falls: below, a new model builds on the last ones
 KEPT = 12  # graphs alive long after their update, before it is a leak
 _EPOCH = re.compile(r"^_?(n_?)?(e|ep|epochs?|epoch_?(i|idx|num|nr|number)?)$")
 _STEP = re.compile(r"^_?(global_)?(steps?|it|iters?|iterations?|batch|i)(_?(i|idx|num|nr|number))?$")
@@ -134,7 +136,7 @@ def state_reset_in_loop(evidence: Evidence) -> Iterator[Finding]:
     facts = sorted(_remade(evidence), key=lambda fact: fact["what"] != "model")
     for fact in facts:
         loop = _loop(evidence, fact["stack"])
-        severity = _model_reset(fact, loop) if fact["what"] == "model" else _optimizer_reset(fact, loop)
+        severity = _model_reset(evidence, fact, loop) if fact["what"] == "model" else _optimizer_reset(fact, loop)
         if severity is None:
             continue
         model = fact["what"] == "model"
@@ -160,12 +162,26 @@ def state_reset_in_loop(evidence: Evidence) -> Iterator[Finding]:
         return
 
 
-def _model_reset(fact: Fact, loop: Loop | None) -> Severity | None:
+def _model_reset(evidence: Evidence, fact: Fact, loop: Loop | None) -> Severity | None:
     """A model of its own for each fold or setting is trained for several epochs: a loop of epochs lies inside."""
     trained = [count for count in fact["updates"] if count > 0]
     if len(trained) < FEWEST or fact["gone"] < 0.5 * (min(fact["count"], 64) - 2) or loop is None or loop.of_trials:
         return None
-    return Severity.CRITICAL if loop.of_epochs or (loop.of_steps and max(trained) <= 1) else None
+    if not (loop.of_epochs or (loop.of_steps and max(trained) <= 1)):
+        return None
+    return Severity.CRITICAL if _starts_over(evidence, trained) else Severity.INFO
+
+
+def _starts_over(evidence: Evidence, trained: list[int]) -> bool:
+    """Whether the loss is back where it began with each new model. Where it is not, models build on each other, as in
+    boosting."""
+    values = main_loss(evidence).values
+    begins = [at for at in [0, *np.cumsum(trained[:-1]).tolist()] if at < len(values)]
+    if len(begins) < 4 or max(trained) <= 1:
+        return True
+    first = values[begins]
+    falls = float((np.diff(first) < 0).mean())
+    return not (falls >= STEADILY and first[-1] < AS_BEFORE * first[0])
 
 
 def _optimizer_reset(fact: Fact, loop: Loop | None) -> Severity | None:

@@ -11,7 +11,7 @@ from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
 _WANTED = re.compile(  # what people call a number that should become large
-    r"^(r|ret|rets|rew|rews|adv|advs|gae|gaes|G|R|A)$|reward|return|advantage|payoff|utility|^adv_|_adv$|_ret$|_rew$",
+    r"^(rets?|rews?|advs?|gaes?)$|reward|return|advantage|payoff|utility|^adv_|_adv$|_ret$|_rew$",
 )
 _UNWANTED = re.compile(r"cost|loss|regret|penalt|error|energy|distance|nll", re.IGNORECASE)
 _MADE_SMALL = re.compile(  # a script with such words may call a reward what it wants small
@@ -34,7 +34,7 @@ def lowers_its_reward(evidence: Evidence) -> Iterator[Finding]:
         small = anywhere(evidence, _MADE_SMALL)
         yield Finding(
             "loss_sign_flipped",
-            Severity.INFO if small else Severity.CRITICAL if named else Severity.WARNING,
+            Severity.WARNING if named and not small else Severity.INFO,
             f"the log-probability times {name} enters the loss with a plus sign: what pays is made less likely",
             step=int(constant[0]["step"]),
             source=source or evidence.source(line),
@@ -44,7 +44,7 @@ def lowers_its_reward(evidence: Evidence) -> Iterator[Finding]:
                 "seen_at_steps": len(constant),
                 "text": text_at(evidence, source).strip()[:120],
             },
-            confidence=0.45 if small else 0.93 if named else 0.85,
+            confidence=0.85 if named and not small else 0.45,
             inference="a step down this loss lowers the probability of the actions with the highest worth",
         )
         return

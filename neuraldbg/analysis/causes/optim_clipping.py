@@ -210,13 +210,17 @@ def _lasting_jump(evidence: Evidence) -> tuple[int, dict[str, float | str]] | No
     """The step at which a loss that had been falling jumps for good, with a gradient far above the usual near it."""
     loss = evidence.curve("loss")
     norms = evidence.curve("grad_norm")
-    if len(loss) < 40 or len(norms) < 10:
+    finite = loss.values[np.isfinite(loss.values)]
+    if len(loss) < 40 or len(norms) < 10 or not len(finite):
         return None
-    usual_of_all = float(np.median(loss.values[np.isfinite(loss.values)]))
+    usual_of_all = float(np.median(finite))
     high = np.flatnonzero(np.isfinite(loss.values) & (loss.values > usual_of_all))
     lost = np.flatnonzero(~np.isfinite(loss.values))
     for index in high[high >= EARLIEST][:MOST_JUMPS].tolist():
         before = loss.values[max(0, index - 200) : index]
+        before = before[np.isfinite(before)]
+        if not len(before):
+            continue
         usual, high_end = (float(value) for value in np.quantile(before, (0.5, 0.9)))
         rest = loss.values[index:]
         if not loss.values[index] > high_end + (JUMP - 1) * max(abs(high_end), abs(usual)) or len(rest) < LASTING:
@@ -237,7 +241,8 @@ def _spike_near(
     if not near.any():  # norms are looked at now and then; the loss at every update
         return jump, {"loss_before": usual_loss, "loss_jumped_at": float(jump)}
     earlier = values[(steps < jump - 25) & np.isfinite(values)] if (steps < jump - 25).any() else values[:10]
-    usual = float(np.median(earlier[np.isfinite(earlier)])) if len(earlier) else 0.0
+    known = earlier[np.isfinite(earlier)]
+    usual = float(np.median(known)) if len(known) else 0.0
     high = near & (~np.isfinite(values) | (values > SPIKE * usual))
     if not usual or not high.any():
         return None

@@ -12,7 +12,7 @@ from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Call, Finding, Kind, Severity
 
-AVERAGED = re.compile(r"ema|swa|avg|averag|shadow|polyak|mean_teacher", re.IGNORECASE)
+AVERAGED = re.compile(r"(?<![a-z])(ema|swa|avg|averaged?|shadow|polyak|mean_teacher)(?![a-z])", re.IGNORECASE)
 NEEDED_LOOKS = 3  # steps in which an update must have been lost
 LEAST_RELATIVE = 1e-6  # of the weight: below it float32 rounds an update away by itself
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import symptom
+from neuraldbg.analysis.causes.loop_parameters import last_known_models
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Call, Finding, Kind, Severity
 
@@ -24,13 +25,8 @@ def parameters_not_updating(evidence: Evidence) -> Iterator[Finding]:
     Usual cures: see the cause it is listed under.
     """
     still = _unmoved(evidence)
-    left_out = [
-        site
-        for fact in (evidence.facts("ownership") if evidence.count(Call.STEP) >= FEWEST else ())
-        for model in fact["models"]
-        if not model["unowned_moved"]
-        for site in model["unowned"]
-    ]
+    known = last_known_models(evidence) if evidence.count(Call.STEP) >= FEWEST else ()
+    left_out = [site for model in known if not model["unowned_moved"] for site in model["unowned"]]
     never = not evidence.updates and evidence.backwards >= FEWEST
     if not (still or left_out or never):
         return

@@ -16,7 +16,12 @@ from neuraldbg.records import Call, Finding, Fix
 @cure("missing_zero_grad")
 def missing_zero_grad(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     name = optimizer_name(finding, evidence)
-    if name is not None:
+    if name is None:
+        return
+    if evidence.backwards >= 1.5 * evidence.updates:  # gradients are added up on purpose: clear them after the update
+        title = f"Clear the gradients after each update: {name}.zero_grad()"
+        yield from inserted(line_of(evidence, Call.STEP), f"{name}.zero_grad()", title, "R", after=True)
+    else:
         title = f"Clear the gradients before each backward: {name}.zero_grad()"
         yield from inserted(line_of(evidence, Call.BACKWARD), f"{name}.zero_grad()", title, "R")
 

@@ -248,15 +248,17 @@ def _in_loss(script: Script, node: ast.BinOp) -> bool:
 @cure("loss_reduction_scale")
 def loss_reduction_scale(_: Finding, evidence: Evidence) -> Iterator[Fix]:
     for script in every_script(evidence):
-        for node in script.nodes(ast.keyword):
-            if (
-                isinstance(node, ast.keyword)
-                and node.arg == "reduction"
-                and ast.unparse(node.value) in ("'sum'", '"sum"')
-            ):
-                changed = script.replace(node.value, '"mean"')
-                yield from offered('Average the loss: reduction="mean"', "R", script, changed)
-                return
+        summed = [
+            node
+            for node in script.nodes(ast.keyword)
+            if isinstance(node, ast.keyword)
+            and node.arg == "reduction"
+            and ast.unparse(node.value) in ("'sum'", '"sum"')
+        ]
+        if len(summed) == 1 and not script.calls("sum"):  # of several, one may be a metric's
+            changed = script.replace(summed[0].value, '"mean"')
+            yield from offered('Average the loss: reduction="mean"', "R", script, changed)
+            return
         place = line_of(evidence, Call.BACKWARD)
         if place is not None and place[0].file == script.file:
             sums = [call for call in script.calls("sum") if _is_loss_sum(script, call)]

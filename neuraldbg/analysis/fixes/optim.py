@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from neuraldbg.analysis.causes.loop_reading import stepping
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.analysis.fixes import cure
 from neuraldbg.analysis.fixes.editing import Script, called, keyword
@@ -49,6 +50,8 @@ def _change_number(
 
 
 def _lr(evidence: Evidence) -> float | None:
+    if len(stepping(evidence)) > 1:
+        return None  # the experiment changed all rates together: which one is to blame is not known
     values = evidence.curve("lr").values
     return float(values[0]) if len(values) and np.isfinite(values[0]) else None
 
@@ -113,7 +116,7 @@ def _clip_before_step(evidence: Evidence) -> Iterator[Fix]:
     if limit is None:
         return
     title = f"Clip the gradient norm at {write(limit)}, which nine of ten steps of this run stayed below"
-    if place is None or not models or evidence.count(Call.CLIP):
+    if place is None or len(models) != 1 or evidence.count(Call.CLIP):
         yield Fix(title, None, "R")
         return
     script, line = place

@@ -39,6 +39,8 @@ def dead_units(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     """Dead from the start speaks for the initialisation or the input, dead later for the step size."""
     first = [fact for fact in first_activations(evidence) if evidence.name(fact.get("fed_by")) == finding.layer]
     dead, units = finding.evidence.get("dead"), finding.evidence.get("units")
+    if not isinstance(dead, float | int):
+        return  # below a limit of the user's own: nothing says that units are dead
     if first and isinstance(dead, float | int) and (first[0].get("dead") or 0) >= 0.8 * dead:
         yield Fix(
             f"kaiming_uniform_ weights and zero biases for {finding.layer}, and inputs of unit scale: "

@@ -69,8 +69,8 @@ class Copies:
         names = self.core.recorder.frames.names_of(other)
         name = names[0] if names else type(other).__name__
         copy = Copy(weakref.ref(other), name, model, self.core.recorder.step)
-        copy.parameters, copy.buffers = _values(other.parameters()), _values(other.buffers())
-        copy.original_parameters, copy.original_buffers = _values(root.parameters()), _values(root.buffers())
+        copy.parameters, copy.buffers = _values(other.parameters()), _values(_statistics(other))
+        copy.original_parameters, copy.original_buffers = _values(root.parameters()), _values(_statistics(root))
         return copy
 
     def _end(self) -> None:
@@ -95,12 +95,18 @@ class Copies:
             trained=any(parameter.grad is not None for parameter in other.parameters()),
             parameters_moved=_moved(copy.parameters, other.parameters()),
             buffers=len(copy.buffers),
-            buffers_moved=_moved(copy.buffers, other.buffers()),
-            original_buffers_moved=_moved(copy.original_buffers, root.buffers()),
+            buffers_moved=_moved(copy.buffers, _statistics(other)),
+            original_buffers_moved=_moved(copy.original_buffers, _statistics(root)),
             distance=_distance(other.parameters(), root.parameters()),
-            buffer_distance=_distance(other.buffers(), root.buffers()),
+            buffer_distance=_distance(_statistics(other), _statistics(root)),
             original_travelled=_distance(root.parameters(), copy.original_parameters),
         )
+
+
+def _statistics(root: nn.Module) -> list[Tensor]:
+    """Running means and variances: what an average of the parameters leaves behind. Counters and tables are not."""
+    named = root.named_buffers()
+    return [buffer for name, buffer in named if name.rpartition(".")[2] in ("running_mean", "running_var")]
 
 
 def _small(root: nn.Module) -> bool:
