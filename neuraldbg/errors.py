@@ -92,7 +92,9 @@ class ConditionError(UsageError):
 
 
 class UnknownBreakpoint(UsageError):
-    pass
+    def __init__(self, message: str, near: Iterable[str] = ()) -> None:
+        self.nearest = list(near)
+        super().__init__(message)
 
 
 class ChannelError(NeuralDbgError):
