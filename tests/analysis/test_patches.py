@@ -32,7 +32,7 @@ SCORE = _score()
 PROGRAMS: dict[str, tuple[Path, dict[str, Any]]] = {
     f"{script.parent.name}/{script.stem}": (script, truth)
     for script, truth in SCORE.programs(None, set())
-    if truth.get("mechanical")
+    if truth.get("mechanical") and not truth.get("no_patch")  # the truth says why there is none
 }
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the first test waits for all programs
 

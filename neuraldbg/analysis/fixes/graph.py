@@ -28,7 +28,8 @@ def detached_graph(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     for each in script.nodes(ast.Attribute):
         if isinstance(each, ast.Attribute) and each.attr == "data" and each.lineno == line:
             changes.append((each, script.source(each.value)))
-    if len(changes) == 1:
+    leaves_torch = script.calls("numpy", within=(line, line)) or script.calls("tolist", within=(line, line))
+    if len(changes) == 1 and not leaves_torch:
         yield from offered("Leave the tensor in the graph", "S", script, script.replace_all(changes))
 
 
