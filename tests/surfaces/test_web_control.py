@@ -97,7 +97,7 @@ def test_a_bad_condition_says_where_and_why(live: tuple[Training, Doorway]) -> N
 
 def test_an_unknown_layer_is_404_with_the_nearest(live: tuple[Training, Doorway]) -> None:
     status, answer = send(live[1], "POST", "/api/breakpoint", {"layer_name": "Conv2D_7"})
-    assert (status, answer["nearest"][0]) == (404, "Conv2D_1")  # type: ignore[index]
+    assert (status, answer["nearest"][0]) == (404, "conv1")  # type: ignore[index]
 
 
 def test_the_wrong_state_is_409(live: tuple[Training, Doorway]) -> None:
