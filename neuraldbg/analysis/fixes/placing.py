@@ -70,7 +70,21 @@ def assigned_number(script: Script, node: ast.expr | None) -> ast.expr | None:
         for each in script.nodes(ast.Assign)
         if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
     ]
+    values += _defaults(script, node.id)
     return values[0] if len(values) == 1 and number(values[0]) is not None else None
+
+
+def _defaults(script: Script, name: str) -> list[ast.expr]:
+    """What a parameter of that name is where no call gives it another value."""
+    if any(word.arg == name for word in script.nodes(ast.keyword) if isinstance(word, ast.keyword)):
+        return []
+    found: list[ast.expr] = []
+    for each in script.nodes(ast.FunctionDef):
+        if isinstance(each, ast.FunctionDef):
+            last = each.args.args[len(each.args.args) - len(each.args.defaults) :]
+            pairs = zip([*last, *each.args.kwonlyargs], [*each.args.defaults, *each.args.kw_defaults], strict=True)
+            found += [value for given, value in pairs if given.arg == name and value is not None]
+    return found
 
 
 def method_of(node: ast.Call) -> str | None:
