@@ -55,7 +55,7 @@ class Request:
     step: bool = False  # stop at the first layer
     breaking: bool = True  # breakpoints.enabled
     pausing: bool = True  # breakpoints.pause_on_condition
-    serve: bool = False  # a server of ours can be asked to go on
+    serve: bool = True  # open the line over which a run can be asked to go on
     prompt: Any = None  # somebody at this terminal
     host: str = "127.0.0.1"
     port: int | None = None  # of the page; None: none is served
@@ -135,6 +135,7 @@ class Control:
 
     def __init__(self, run_dir: Path, request: Request) -> None:
         self._run_dir = run_dir
+        self._served = request.port is not None
         self.gate: Gate | None = None
         self._line: ChannelServer | None = None
         if not request.breaking:
@@ -146,7 +147,8 @@ class Control:
         for kind in request.break_on:
             gate.break_on(kind)
         gate.prompt = request.prompt
-        gate.how_to_answer = lambda: how_to_continue(self._run_dir)
+        gate.run_dir = run_dir
+        gate.how_to_answer = lambda: how_to_continue(run_dir)
         if request.step:
             gate.stop_each("layer")
         if request.serve:
@@ -159,7 +161,7 @@ class Control:
             _say(f"nobody can reach this run from outside: {error}")
             return
         gate.on_event.append(self._line.publish)
-        gate.remote = True
+        gate.remote = self._served
 
     def close(self) -> None:
         if self._line is not None:

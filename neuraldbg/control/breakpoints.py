@@ -28,6 +28,8 @@ FORWARD_KEYS = (
 )
 BACKWARD_KEYS = ("grad_norm", "grad_mean", "grad_std", "grad_min", "grad_max", "grad_nan_count", "grad_inf_count")
 STEP_KEYS = ("loss", "lr")
+LAYER_KEYS = (*FORWARD_KEYS, *BACKWARD_KEYS)
+ORDER = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
 KEYS = (*ANYWHERE, *FORWARD_KEYS, *BACKWARD_KEYS, *STEP_KEYS)
 PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.UPDATE, "update": Phase.UPDATE}
 MOST = 1000
@@ -65,11 +67,10 @@ class Watched:
 
 @dataclass
 class Breakpoints:
-    """`version` changes with every change of the set: what was derived from it is then out of date."""
+    """The set of one run. `changed` is called after every change of it."""
 
     resolve: Callable[[str], dict[int, str]] | None = None  # the sites and layers a pattern means; None: not known yet
     changed: Callable[[], None] = lambda: None
-    version: int = 0
     _all: dict[int, Watched] = field(default_factory=dict)
     _next: int = 1
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -203,7 +204,6 @@ class Breakpoints:
         return found
 
     def _touched(self) -> None:
-        self.version += 1
         self.settle()
         self.changed()
 
@@ -219,21 +219,23 @@ def _layer_name(layer: Any) -> str:
 def _phase(name: str | None, condition: Condition | None) -> Phase:
     """Where it stops: as asked, and not before the last value is known that its condition names."""
     keys: Iterable[str] = condition.keys if condition is not None else ()
-    earliest = (
-        Phase.UPDATE
-        if any(key in STEP_KEYS for key in keys)
-        else Phase.BACKWARD
-        if any(key in BACKWARD_KEYS for key in keys)
-        else Phase.FORWARD
-    )
-    if name is None:
-        return earliest
-    if name not in PHASES:
-        near = nearest(name, PHASES)
-        raise UsageError(f"no phase {name!r}; {f'did you mean {near[0]!r}?' if near else 'forward, backward or step'}")
-    asked = PHASES[name]
-    order = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
-    if order.index(asked) < order.index(earliest):
+    of_layer = sorted(key for key in keys if key in LAYER_KEYS)
+    earliest = Phase.FORWARD
+    if any(key in BACKWARD_KEYS or key == "loss" for key in keys):
+        earliest = Phase.BACKWARD  # where the loss of the step and all values of a layer are known
+    if "lr" in keys or ("loss" in keys and not of_layer):
+        earliest = Phase.UPDATE
+    asked = _asked(name) if name is not None else earliest
+    if asked is Phase.UPDATE and of_layer:
+        raise UsageError(f"{of_layer[0]} is a value of a layer: after an update there are loss, lr and step")
+    if ORDER.index(asked) < ORDER.index(earliest):
         late = sorted(key for key in keys if key in (*BACKWARD_KEYS, *STEP_KEYS))
         raise UsageError(f"{late[0]} is not known in {name}: leave the phase out")
     return asked
+
+
+def _asked(name: str) -> Phase:
+    if name not in PHASES:
+        near = nearest(name, PHASES)
+        raise UsageError(f"no phase {name!r}; {f'did you mean {near[0]!r}?' if near else 'forward, backward or step'}")
+    return PHASES[name]

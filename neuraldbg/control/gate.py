@@ -9,11 +9,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from neuraldbg.control.breakpoints import Breakpoints, Watched
-from neuraldbg.errors import AbortedByUser, NotPaused, UsageError
+from neuraldbg.errors import AbortedByUser, NotPaused, UnknownBreakpoint, UsageError
 from neuraldbg.records import Phase, Stop
 
 TICK_S = 0.25
@@ -39,12 +41,14 @@ class _Order:
 
 
 class Gate:
-    """`active` is False while nothing could stop the run: the trainer then looks at nothing else."""
+    """`active` is False while nothing could stop the run, `at_layers` while nothing could in the middle of a step: the
+    trainer then looks at nothing else."""
 
     def __init__(self, *, pausing: bool = True, say: Callable[[str], None] = _nobody_hears) -> None:
         self.breakpoints = Breakpoints(changed=self._reconsider)
         self.pausing = pausing  # False: hits are counted and logged, nothing stops
-        self.active = False
+        self.active = self.at_layers = False
+        self.run_dir: Path | None = None  # of the run that it holds
         self.prompt: Prompt | None = None
         self.remote = False  # somebody can answer over the channel
         self.say = say
@@ -85,7 +89,8 @@ class Gate:
             one.hit_count += 1
             one.last_hit_step = stop.step
             if one.spec.once:
-                self.breakpoints.remove(one.id)
+                with suppress(UnknownBreakpoint):  # somebody else was quicker
+                    self.breakpoints.remove(one.id)
         if hit:
             self._tell({"event": "hit", "breakpoints": [one.id for one in hit], **stop.place()})
         if reasons:
@@ -261,8 +266,9 @@ class Gate:
             raise NotPaused("the run is not paused")
 
     def _reconsider(self) -> None:
-        asked = self._unit or self._wanted or self.when or self.kinds
-        self.active = bool(asked) or self.breakpoints.any_enabled
+        asked = self._unit == "layer" or self._wanted or self.when
+        self.at_layers = bool(asked) or self.breakpoints.any_enabled
+        self.active = self.at_layers or self._unit is not None or bool(self.kinds)
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         for notice in list(self.on_event):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -150,6 +151,17 @@ def test_a_flipped_bit_is_refused_or_does_no_harm(tmp_path: Path, place: float, 
     except NeuralDbgError:
         return
     feed(detector, 3, seed=2)
+
+
+@pytest.mark.parametrize("header", ["{'descr': '<i2', 'shape': (64, 127), F", "{'descr': '<i2'}", "'open", "\\x00"])
+def test_an_array_with_a_damaged_header_is_refused(tmp_path: Path, header: str) -> None:
+    fed(3).save(tmp_path / "whole")
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    with ZipFile(tmp_path / "whole") as whole, ZipFile(tmp_path / "bad", "w") as bad:
+        for name in whole.namelist():
+            bad.writestr(name, content if name == "0.rings.npy" else whole.read(name))
+    with pytest.raises(NeuralDbgError, match="bad is not an anomaly model, or damaged"):
+        AnomalyDetector.load(tmp_path / "bad")
 
 
 def test_a_file_of_a_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:

@@ -145,6 +145,26 @@ def test_results_are_the_same_with_and_without_stops(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain[1], held[1], strict=True))
 
 
+def test_a_failure_of_ours_at_a_stop_reaches_no_user(tmp_path: Path) -> None:
+    def stumble(_: Gate, __: Stop) -> None:
+        raise LookupError("a bug of ours")
+
+    gate = Gate()
+    gate.prompt = Visitor(stumble)
+    with watching(tmp_path, gate=gate, strict=False) as capture:
+        gate.breakpoints.add("2")
+        assert len(train(net(), 3)) == 3
+        assert ("stopping", None) in capture.core.guard.broken
+
+
+def test_a_loss_and_a_gradient_are_judged_together(tmp_path: Path) -> None:
+    visitor = Visitor()
+    with stopping(tmp_path, visitor) as gate:
+        gate.breakpoints.add("0", "loss > 0 and grad_norm > 0 and mean_activation < 1e9 and step == 1")
+        train(net(), 3)
+    assert visitor.seen == [("0", "backward", 1)]
+
+
 def test_abort_leaves_the_users_loop(tmp_path: Path) -> None:
     with stopping(tmp_path, Visitor(lambda gate, _: gate.abort())) as gate:
         gate.breakpoints.add("0", "grad_norm >= 0")

@@ -226,6 +226,28 @@ def test_the_same_breakpoint_again_is_the_same() -> None:
     assert table.add("head") is not first
 
 
+@pytest.mark.parametrize(
+    ("condition", "phase"),
+    [
+        ("step > 1", Phase.FORWARD),
+        ("mean_activation > 1", Phase.FORWARD),
+        ("grad_norm > 1", Phase.BACKWARD),
+        ("loss > 1", Phase.UPDATE),
+        ("loss > 1 and grad_norm > 1", Phase.BACKWARD),
+        ("lr > 1", Phase.UPDATE),
+    ],
+)
+def test_a_condition_stops_where_all_it_names_is_known(condition: str, phase: Phase) -> None:
+    assert Breakpoints().add("head", condition).spec.phase is phase
+
+
+def test_layers_are_left_alone_while_only_updates_can_stop(gate: Gate) -> None:
+    gate.break_on("nan_loss")
+    assert (gate.active, gate.at_layers) == (True, False)
+    gate.found("nan_loss", "the loss is NaN")
+    assert gate.at_layers
+
+
 def test_groups_are_switched_together() -> None:
     table = Breakpoints()
     for name in ("a", "b"):
@@ -244,6 +266,8 @@ def test_groups_are_switched_together() -> None:
         (lambda t: t.add("a", "import os"), ConditionError),
         (lambda t: t.add("a", phase="sideways"), UsageError),
         (lambda t: t.add("a", "grad_norm > 1", phase="forward"), UsageError),
+        (lambda t: t.add("a", "lr > 1 and grad_norm > 1"), UsageError),
+        (lambda t: t.add("a", "mean_activation > 1", phase="step"), UsageError),
         (lambda t: t.remove("nothing"), UnknownBreakpoint),
         (lambda t: t.change(99, enabled=True), UnknownBreakpoint),
     ],

@@ -44,6 +44,7 @@ def test_every_option_arrives(asked: list[Request], tmp_path: Path) -> None:
         Request(
             target="pkg.train", args=("--help", "--", "-m", "x"), module=True, out=Path("o"), budget="full",
             layers=("fc*", "conv1"), max_disk_bytes=10**9, export=tmp_path / "s.json", json=True, fail_on="critical",
+            serve=False,
         )
     ]  # fmt: skip
 

@@ -122,6 +122,7 @@ def test_a_breakpoint_opens_the_prompt_and_everything_can_be_asked_there(termina
     terminal.ask("t", "output of 2: 16x1 float32 on cpu")
     terminal.ask("t 0 weight", "weight of 0: 8x4")
     terminal.ask("v", "mean_activation")
+    terminal.ask("w", "Verdict")
     terminal.ask("x", "no command 'x'")
     terminal.ask("b 0 if grad_nrom > 1", "did you mean grad_norm")
     terminal.ask("b 0 if grad_norm >= 0", "breakpoint 2 at 0 (backward)")

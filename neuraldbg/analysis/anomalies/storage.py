@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+import tokenize
 import zlib
 from array import array
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ Arrays = Mapping[str, NDArray[Any]]
 TREE_ARRAYS = ("feature", "cut", "length")
 _UNREADABLE = (  # what numpy, zipfile and json raise for a file that is not what it should be
     *(OSError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError, MemoryError),
-    *(BadZipFile, zlib.error, struct.error),
+    *(BadZipFile, zlib.error, struct.error, SyntaxError, tokenize.TokenError),
 )
 
 

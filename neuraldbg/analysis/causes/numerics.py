@@ -41,6 +41,7 @@ STEEP = LOGS | frozenset({"sqrt", "pow", "norm", "linalg_vector_norm", "div", "r
                           "atan2", "cdist", "std", "var"})  # fmt: skip
 FROM_ORIGIN = ("log_of_zero", "division_by_zero", "undefined_gradient_at_zero", "exp_overflow", "fp16_overflow",
                "fully_masked_attention")  # fmt: skip
+FALLING = 0.7  # of the first losses
 LARGE_UPDATE = 0.5  # of the weight: the taxonomy's own limit
 
 
@@ -77,7 +78,17 @@ def counted(origin: Origin, key: str) -> int:
 
 def diverging(evidence: Evidence, origin: Origin) -> bool:
     """Whether the weights had already run away: then whatever overflows is a consequence of the updates."""
-    return bool(origin.get("diverging")) or _updates_too_large(evidence, int(origin["update"]))
+    before = int(origin["update"])
+    if origin.get("diverging"):
+        return True
+    return _updates_too_large(evidence, before) and not _was_falling(evidence, before)
+
+
+def _was_falling(evidence: Evidence, before: int) -> bool:
+    """Large updates under which the loss comes down are not a run that runs away."""
+    loss = evidence.curve("loss")
+    known = loss.values[(loss.steps < before) & np.isfinite(loss.values)]
+    return len(known) >= 10 and float(np.median(known[-5:])) < FALLING * float(np.median(known[:5]))
 
 
 def _updates_too_large(evidence: Evidence, before: int) -> bool:

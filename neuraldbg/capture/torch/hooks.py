@@ -105,7 +105,7 @@ class PassWatch:
             marks = None if mark is None else (mark, core.device.mark())
             self.layer_seen(module, own_pass, (start_ns, duration, marks), (args, *rest), depth)
         stops = core.stops
-        if stops is not None and stops.gate.active and len(rest) == 2 and own_pass is not self.ignored:
+        if stops is not None and stops.gate.at_layers and len(rest) == 2 and own_pass is not self.ignored:
             stops.layer_ran(module, own_pass, (args, *rest), duration)
         if depth == 0:
             local.own_pass = None

@@ -32,6 +32,7 @@ class Gate(Protocol):
     """What this side needs of the gate."""
 
     active: bool
+    at_layers: bool
     breakpoints: Any
     kinds: Any
 
@@ -55,13 +56,15 @@ class Stops:
             self.watch_norms()
         self._hook = hook
         self._names: tuple[int, Names] | None = None
+        self._settled = 0  # sites that the breakpoints were last looked up among
         self._told_sync = False
-        self._ready = False
         self._told_lost: set[int] = set()
         guard = core.guard
         self._forward = guard.shield("a breakpoint")(self._prepare)
         self._backward = guard.shield("a breakpoint in backward")(self._prepare_backward)
         self._updated = guard.shield("a breakpoint after an update")(self._prepare_update)
+        self._reached = guard.inside("stopping")(gate.reached)  # an abort and Ctrl-C go through
+        self._stay = guard.inside("holding")(gate.hold)
         core.take_part("pass_ended", "layers of breakpoints", self._pass_ended)
 
     def watch_norms(self) -> None:
@@ -84,8 +87,8 @@ class Stops:
     def _pass_ended(self, *_: Any) -> None:
         """Models are known once they have run: names that mean no layer are told with the nearest."""
         known = len(self.core.recorder.sites)
-        if not self._ready or self._names is None or self._names[0] != known:
-            self._ready = True
+        if known != self._settled:
+            self._settled = known
             self.gate.breakpoints.resolve = self.resolve
             for lost in self.gate.breakpoints.settle():
                 if lost.id not in self._told_lost:
@@ -103,7 +106,7 @@ class Stops:
 
     def layer_ran(self, module: nn.Module, one: Pass, values: tuple[Any, ...], duration_ns: int) -> None:
         """`values` = args, kwargs, output. Blocks where the gate says so."""
-        if not self._ready:
+        if not self._settled:
             self._pass_ended()
         prepared = self._forward(module, one, values, duration_ns)
         if prepared is not None:
@@ -137,7 +140,7 @@ class Stops:
             return
 
         def arrived(gradient: Tensor | None) -> None:
-            if gradient is None or not self.core.on or not self.gate.active:
+            if gradient is None or not self.core.on or not self.gate.at_layers:
                 return
             prepared = self._backward(layer, module, gradient, known)
             if prepared is not None:
@@ -174,19 +177,19 @@ class Stops:
         if self.gate.kinds:
             for kind, words in self._alarms.look(self._norms(), latest.get("loss")).items():
                 self.gate.found(kind, words)
-        frame = core.recorder.frames.user_frame(2)
-        line = self._line(frame)
-        return Stop(step, Phase.UPDATE, None, -1, known, describe=self._describe, frame=frame, source=line), watched
+        return self._between_layers(step, known), watched
 
     def hold(self, reason: str) -> None:
         """Right here, whatever the breakpoints say."""
         recorder = self.core.recorder
-        frame = recorder.frames.user_frame(2)
-        known = {"step": recorder.step, "loss": recorder.latest.get("loss")}
-        line = self._line(frame)
-        stop = Stop(recorder.step, Phase.UPDATE, None, -1, known, describe=self._describe, frame=frame, source=line)
+        stop = self._between_layers(recorder.step, {"step": recorder.step, "loss": recorder.latest.get("loss")})
         with self._held(stop):
-            self.gate.hold(stop, [reason])
+            self._stay(stop, [reason])
+
+    def _between_layers(self, step: int, known: dict[str, Any]) -> Stop:
+        frame = self.core.recorder.frames.user_frame(3)
+        line = self._line(frame)
+        return Stop(step, Phase.UPDATE, None, -1, known, describe=self._describe, frame=frame, source=line)
 
     def _norms(self) -> dict[int, tuple[float, int, int]]:
         return {site: (float(norm), count, dims) for site, (norm, count, dims) in self._sweep.norms.items()}
@@ -219,7 +222,7 @@ class Stops:
     def _reach(self, stop: Stop, watched: list[Any]) -> None:
         """Outside of every shield: the user's own state, and an abort goes through."""
         with self._held(stop):
-            self.gate.reached(stop, watched)
+            self._reached(stop, watched)
 
     @contextmanager
     def _held(self, stop: Stop) -> Iterator[None]:

@@ -142,7 +142,7 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             step=options["step"],
             breaking=config.breakpoints.enabled,
             pausing=config.breakpoints.pause_on_condition,
-            serve=not config.headless and config.dashboard.enabled,
+            serve=not config.headless,
             prompt=None if config.headless else _prompt(),
         )
     )

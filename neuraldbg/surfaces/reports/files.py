@@ -117,9 +117,8 @@ def zip_parts(run_dir: Path) -> Iterator[bytes]:
     run_dir = run_dir.resolve()
     pipe = _Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED, compresslevel=3, strict_timestamps=False) as archive:
-        for file in sorted(path for path in run_dir.rglob("*") if path.is_file()):
-            if file.name in _REACHED_BY:
-                continue
+        kept = (path for path in run_dir.rglob("*") if path.is_file() and path.name not in _REACHED_BY)
+        for file in sorted(kept):
             with archive.open(f"{run_dir.name}/{file.relative_to(run_dir).as_posix()}", "w", force_zip64=True) as entry:
                 with file.open("rb") as source:
                     while block := source.read(1 << 20):

@@ -32,10 +32,7 @@ w            why: what is known to be wrong so far"""
 
 
 class TerminalPrompt:
-    """`why` makes the text of the diagnosis so far."""
-
-    def __init__(self, why: Callable[[], str] | None = None, out: TextIO | None = None) -> None:
-        self._why = why
+    def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
         self._last = ""
 
@@ -148,8 +145,18 @@ class TerminalPrompt:
                 raise
             self._print(f"{type(error).__name__}: {error}")
 
-    def _tell_why(self, _: Gate, __: Stop, ___: str) -> None:
-        self._print("nothing is recorded that could be judged" if self._why is None else self._why())
+    def _tell_why(self, gate: Gate, _: Stop, __: str) -> None:
+        """From what is on disk by now: the newest fifth of a second may be missing."""
+        from neuraldbg.analysis.summary import summarise
+        from neuraldbg.surfaces.terminal.console import make_console
+        from neuraldbg.surfaces.terminal.diagnosis import render_diagnosis
+        from neuraldbg.trace import open_trace
+
+        if gate.run_dir is None:
+            self._print("nothing is recorded here that could be judged")
+            return
+        with open_trace(gate.run_dir) as trace:
+            render_diagnosis(summarise(trace, alive=True, ongoing=True), make_console(self._out))
 
     # -- reading and writing -------------------------------------------------------------------------------------------
 
