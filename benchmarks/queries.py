@@ -3,18 +3,21 @@
 python benchmarks/queries.py [--layers 500] [--steps 10000] [--dir FOLDER]
 
 The run is written and rolled up first; then a fresh process, as the viewer is one, opens it and answers. CPU time is
-that of the whole process (median of 7), private memory (USS) the largest while it answers.
+that of the whole process (median of 7), private memory (USS) the largest while it answers. Last, `neural view` serves
+the run and the same is asked of it over HTTP, several times each: the median CPU time of the server, and its memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,6 +103,44 @@ def answer(run: Path) -> None:
     print(f"{'largest private memory':44} {'':11} {worst:8.0f} MB   bar {USS_BAR_MB} MB")
 
 
+def served(run: Path) -> None:
+    """The same over HTTP, of a real server."""
+    command = [sys.executable, "-m", "neuraldbg", "view", str(run), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            url = next(word for word in server.stderr.readline().split() if word.startswith("http"))
+            _ask(url, psutil.Process(server.pid))
+        finally:
+            server.terminate()
+
+
+def _ask(url: str, process: psutil.Process) -> None:
+    with urllib.request.urlopen(f"{url}/api/run") as answer:
+        last = json.load(answer)["last_step"]
+    print(f"\n{'over HTTP: after the first question':44} {'':11} {_uss(process):8.0f} MB")
+    largest = 0.0
+    for path in (
+        "heatmap?metric=grad_norm&width=1000",
+        f"heatmap?metric=grad_norm&width=1000&from={last // 2}&to={last // 2 + 599}",
+        "series?metric=grad_norm&layer=layers.250",
+        "series?metric=loss",
+        "layer_inspect/layers.250",
+        "summary",
+        f"flame?step={last // 2}",
+    ):
+        times = []
+        for _ in range(REPEAT):
+            before = sum(process.cpu_times()[:2])
+            for _ in range(5):  # the kernel counts CPU time in hundredths of a second
+                with urllib.request.urlopen(f"{url}/api/{path}") as answer:
+                    answer.read()
+            times.append((sum(process.cpu_times()[:2]) - before) / 5)
+            largest = max(largest, _uss(process))
+        print(f"{path[:44]:44} {sorted(times)[REPEAT // 2] * 1e3:8.1f} ms {largest:8.0f} MB   bar {CPU_BAR_MS} ms")
+    print(f"{'largest private memory of the server':44} {'':11} {largest:8.0f} MB   bar {USS_BAR_MB} MB")
+
+
 def largest_uss(own: psutil.Process, question: Callable[[], object]) -> float:
     """While the question is answered once more, looked at from a second thread as often as it can."""
     done, seen = threading.Event(), [_uss(own)]
@@ -143,6 +184,7 @@ def main() -> None:
         print(f"{rows:,} rows ({sizes[0]:.0f} MB) rolled up into {sizes[1]:.0f} MB: {spent / rows * 1e6:.2f} us a row")
         print(f"opened in {opened - began:.1f} s\n", flush=True)
         subprocess.run([sys.executable, __file__, "--answer", str(run)], check=True)
+        served(run)
 
 
 if __name__ == "__main__":

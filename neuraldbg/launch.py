@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
 from neuraldbg.control.channel import ChannelServer
 from neuraldbg.control.gate import Gate
-from neuraldbg.control.server_file import how_to_continue
+from neuraldbg.control.server_file import STAY, how_to_continue
 from neuraldbg.control.verbs import Verbs
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, flush_streams, load_module, load_script
@@ -99,7 +99,7 @@ def run(request: Request) -> int:
         signal=outcome.signal,
     )
     control.close()
-    verdict = viewer.finish()
+    verdict = viewer.finish(stay=control.somebody_is_here and outcome.signal is None)
     _die_by_signal(outcome)
     if outcome.exit_code == 0 and request.fail_on is not None:
         return verdict
@@ -135,7 +135,7 @@ class Control:
 
     def __init__(self, run_dir: Path, request: Request) -> None:
         self._run_dir = run_dir
-        self._served = request.port is not None
+        self._served, self._at_terminal = request.port is not None, request.prompt is not None
         self.gate: Gate | None = None
         self._line: ChannelServer | None = None
         if not request.breaking:
@@ -148,7 +148,7 @@ class Control:
             gate.break_on(kind)
         gate.prompt = request.prompt
         gate.run_dir = run_dir
-        gate.how_to_answer = lambda: how_to_continue(run_dir)
+        gate.how_to_answer = lambda: how_to_continue(run_dir) or f"`neural view {run_dir}` serves it"
         if request.step:
             gate.stop_each("layer")
         if request.serve:
@@ -162,6 +162,11 @@ class Control:
             return
         gate.on_event.append(self._line.publish)
         gate.remote = self._served
+
+    @property
+    def somebody_is_here(self) -> bool:
+        """At a terminal, and may look at the page."""
+        return self._served and self._at_terminal
 
     def close(self) -> None:
         if self._line is not None:
@@ -242,20 +247,37 @@ class Viewer:
     def running(self) -> bool:
         return self._process is not None
 
+    def _farewell(self) -> int:
+        """Wait for Ctrl-C, whatever the script has made of it."""
+        assert self._process is not None
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return self._process.wait()
+        except KeyboardInterrupt:
+            self._process.terminate()
+            return self._process.wait(VIEWER_PATIENCE_S)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
     def _let_go(self) -> None:
         """A forked worker must not keep the pipe open after us."""
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
 
-    def finish(self) -> int:
-        """Close our end, wait for the report, and return the viewer's exit code (0, or 6 and 7 by --fail-on)."""
+    def finish(self, *, stay: bool = False) -> int:
+        """Close our end, wait for the report, and return the viewer's exit code (0, or 6 and 7 by --fail-on). With
+        `stay`, somebody is at this terminal: the page stays until Ctrl-C."""
         flush_streams()
-        self._let_go()
         if self._process is None:
+            self._let_go()
             return 0
+        if stay:
+            with suppress(OSError):  # a viewer that is gone
+                os.write(self._writing, STAY)
+        self._let_go()
         try:
-            code = self._process.wait(VIEWER_PATIENCE_S)
+            code = self._farewell() if stay else self._process.wait(VIEWER_PATIENCE_S)
             if code < 0 and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
                 sys.stderr.write("\x1b[r")  # it was killed and could not give the bottom row back
             return max(code, 0)

@@ -24,6 +24,8 @@ from neuraldbg.errors import ChannelClosed, ChannelError, NeuralDbgError
 CONTROL_FILE = "control.json"
 LONGEST_LINE = 1 << 20
 HELLO_S = 5.0  # a trainer that lives greets at once; one that was stopped would never
+ANSWER_S = 10.0  # a thread of ours answers, which may have to wait for one long operation of the training
+BY_THE_TRAINING = ("tensor",)  # these wait for the held thread itself
 Handler = Callable[[str, Mapping[str, Any]], Any]
 
 
@@ -219,8 +221,9 @@ class ChannelClient:
             if self.closed:
                 raise ChannelClosed("the training process is gone")
             self._line.write({"id": number, "verb": verb, "arguments": arguments})
-            if not done.wait(self._timeout_s):
-                raise ChannelError(f"no answer to {verb} in {self._timeout_s:g} s")
+            patience_s = self._timeout_s if verb in BY_THE_TRAINING else min(self._timeout_s, ANSWER_S)
+            if not done.wait(patience_s):
+                raise ChannelError(f"no answer to {verb} in {patience_s:g} s: is the training process stopped?")
         except OSError as error:
             raise ChannelClosed("the training process is gone") from error
         finally:

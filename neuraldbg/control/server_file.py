@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 SERVER_FILE = "server.json"
 KNOCK_S = 0.5
+STAY = b"stay"  # a trainer's last word to its viewer: somebody is at the terminal, let the page stay
 
 
 class ServerFile:

@@ -258,18 +258,16 @@ class Rollups:
     def _piece(self, question: Question, selection: Selection, hit: Hit, edges: NDArray[np.int64]) -> Piece:
         values = field_values(lambda name: hit.chunk.column(name)[hit.rows], question.field)
         missing = np.isnan(values)
+        bad: NDArray[np.bool_] = missing
+        if question.table == "spans":  # what is missing there was not measured
+            bad = np.zeros(len(values), bool)
+        elif question.table == "stats":  # at once: what was looked at is given back before the answer is put together
+            bad = missing | (hit.chunk.column("nan_count")[hit.rows] > 0)
 
         def part(name: str) -> NDArray[Any]:
             return {"count": ~missing, "nan": missing}.get(name, values)
 
-        def bad() -> NDArray[np.bool_]:
-            if question.table == "spans":  # what is missing there was not measured
-                return np.zeros(len(values), bool)
-            tensors = hit.chunk.column("nan_count")[hit.rows] > 0 if question.table == "stats" else False
-            found: NDArray[np.bool_] = missing | tensors
-            return found
-
-        return Piece(selection.values(hit, "site"), _column(edges, selection.steps(hit)), part, bad)
+        return Piece(selection.values(hit, "site"), _column(edges, selection.steps(hit)), part, lambda: bad)
 
 
 def _of_phases(question: Question, hit: Hit) -> Hit:

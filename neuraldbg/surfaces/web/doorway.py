@@ -110,6 +110,10 @@ class LazyService:
         self._thread = threading.Thread(target=self._wait, name="neuraldbg-page", daemon=True)
         self._thread.start()
 
+    @property
+    def address(self) -> str:
+        return self._door.address
+
     def _wait(self) -> None:
         ready, _, _ = select.select([self._door.listener, self._wake_read], [], [])
         if self._wake_read in ready:
