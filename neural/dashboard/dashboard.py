@@ -75,6 +75,8 @@ def update_dashboard_data(
 ) -> None:
     """What the page shows from now on. Trace entries replace those before, are one step of the run, and are samples of
     the anomaly detector."""
+    if new_model_data is not None and not isinstance(new_model_data, Mapping):
+        raise UsageError("new_model_data is a dict; entries of layers go into new_trace_data=[...]")
     run = _the("pushed_run")
     if new_trace_data is not None:
         if isinstance(new_trace_data, Mapping | str):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,28 @@ def the_run() -> Trace:
     assert directory is not None
     dashboard.close_run()
     return open_trace(directory)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a token is asked for")
+def test_a_server_of_the_users_own_can_serve_the_app(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "uvicorn", "neural.dashboard.dashboard:app", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(dashboard.__file__).parents[2])}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            url = next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
+            with urllib.request.urlopen(f"{url}/api/run") as answer:
+                assert answer.status == 200
+            forged = urllib.request.Request(f"{url}/api/run", headers={"X-Forwarded-For": "127.0.0.1"})
+            with pytest.raises(OSError, match="401"):
+                urllib.request.urlopen(forged)
+        finally:
+            server.terminate()
+
+
+def test_entries_in_the_place_of_the_model_say_where_they_belong() -> None:
+    with pytest.raises(UsageError, match="new_trace_data"):
+        update_dashboard_data([dict(ENTRY)])  # type: ignore[arg-type]
 
 
 def test_the_integration_example_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:

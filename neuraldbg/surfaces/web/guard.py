@@ -94,7 +94,10 @@ def is_loopback(host: str) -> bool:
 
 def _uid_of(scope: Scope) -> int | None:
     peer = scope.get("state", {}).get("peer")
-    return peer.uid if isinstance(peer, Peer) else None
+    if not isinstance(peer, Peer):  # a server that somebody else has started around our app
+        ends = [scope.get(end) for end in ("client", "server")]
+        peer = Peer(*((str(end[0]), int(end[1])) if end and end[1] else None for end in ends))
+    return peer.uid
 
 
 @dataclass(frozen=True)
