@@ -32,6 +32,7 @@ unit: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py
+	$(BIN)/python benchmarks/queries.py
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches

@@ -6,6 +6,7 @@ NeuralDbgError
 |   |-- ConfigError       a key or value in a file, variable or flag
 |   |-- UnknownName       a layer, kind or field that is not there; answers with the nearest
 |   |   `-- UnknownLayer
+|   |-- UnknownRun        a run that is not served
 |   |-- UnknownDiagnosis  an id that is not in the catalogue
 |   |-- ConditionError    the condition of a breakpoint, with the place in it
 |   `-- UnknownBreakpoint an id, layer or group that no breakpoint has
@@ -65,6 +66,14 @@ class UnknownLayer(UnknownName):
         super().__init__("layer", name, known, listed_by="`neural inspect RUN`")
 
 
+class UnknownRun(UsageError):
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        names = list(known)
+        self.nearest = nearest(name, names)
+        hint = f"did you mean {self.nearest[0]!r}?" if self.nearest else f"there is {', '.join(names[:5])}"
+        super().__init__(f"no run {name!r} is served here; {hint}")
+
+
 class UnknownDiagnosis(UsageError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.nearest = nearest(name, known)
@@ -83,7 +92,9 @@ class ConditionError(UsageError):
 
 
 class UnknownBreakpoint(UsageError):
-    pass
+    def __init__(self, message: str, near: Iterable[str] = ()) -> None:
+        self.nearest = list(near)
+        super().__init__(message)
 
 
 class ChannelError(NeuralDbgError):

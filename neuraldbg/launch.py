@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
 from neuraldbg.control.channel import ChannelServer
 from neuraldbg.control.gate import Gate
+from neuraldbg.control.server_file import STAY, how_to_continue
 from neuraldbg.control.verbs import Verbs
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, flush_streams, load_module, load_script
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
+PAGE_OPTIONS = ("--push-every", "--history", "--points")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,9 @@ class Request:
     pausing: bool = True  # breakpoints.pause_on_condition
     serve: bool = True  # open the line over which a run can be asked to go on
     prompt: Any = None  # somebody at this terminal
+    host: str = "127.0.0.1"
+    port: int | None = None  # of the page; None: none is served
+    page: tuple[float, int, int] = (1.0, 100, 1000)  # seconds between frames; executions, points kept in view
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
@@ -68,6 +73,7 @@ def run(request: Request) -> int:
     budget = parse_budget(request.budget)
     run_dir = _run_directory(request)
     share = None if budget.full else float(budget.ratio)
+    viewer = Viewer(run_dir, request, own_path)
     plan = Plan(
         str(run_dir),
         share,
@@ -76,9 +82,9 @@ def run(request: Request) -> int:
         stop_on_nan=request.alert_on_nan,
         arm_step=request.arm_nan,
         focus=tuple(request.settings.get("focus", ())),
+        resources=viewer.running,
     )
     control = Control(run_dir, request)
-    viewer = Viewer(run_dir, request, own_path)
     attachment = Attachment(plan, gate=control.gate)
     attachment.start()
     _hide_own_imports()
@@ -93,7 +99,7 @@ def run(request: Request) -> int:
         signal=outcome.signal,
     )
     control.close()
-    verdict = viewer.finish()
+    verdict = viewer.finish(stay=control.somebody_is_here and outcome.signal is None)
     _die_by_signal(outcome)
     if outcome.exit_code == 0 and request.fail_on is not None:
         return verdict
@@ -129,6 +135,7 @@ class Control:
 
     def __init__(self, run_dir: Path, request: Request) -> None:
         self._run_dir = run_dir
+        self._served, self._at_terminal = request.port is not None, request.prompt is not None
         self.gate: Gate | None = None
         self._line: ChannelServer | None = None
         if not request.breaking:
@@ -141,6 +148,7 @@ class Control:
             gate.break_on(kind)
         gate.prompt = request.prompt
         gate.run_dir = run_dir
+        gate.how_to_answer = lambda: how_to_continue(run_dir) or f"`neural view {run_dir}` serves it"
         if request.step:
             gate.stop_each("layer")
         if request.serve:
@@ -153,6 +161,12 @@ class Control:
             _say(f"nobody can reach this run from outside: {error}")
             return
         gate.on_event.append(self._line.publish)
+        gate.remote = self._served
+
+    @property
+    def somebody_is_here(self) -> bool:
+        """At a terminal, and may look at the page."""
+        return self._served and self._at_terminal
 
     def close(self) -> None:
         if self._line is not None:
@@ -183,6 +197,11 @@ def _run_directory(request: Request) -> Path:
         return create_run(info, out=place)
 
 
+def _page_options(request: Request) -> list[str]:
+    own = ["--host", request.host, "--port", str(request.port)]
+    return [*own, *(f"{name}={value}" for name, value in zip(PAGE_OPTIONS, request.page, strict=True))]
+
+
 # -- the viewer --------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +228,7 @@ class Viewer:
         options += ["--export", str(request.export)] if request.export else []
         options += ["--json"] if request.json else []
         options += ["--fail-on", request.fail_on] if request.fail_on else []
+        options += _page_options(request) if request.port is not None else []
         search = [*(entry for entry in path if entry not in ("", os.getcwd())), package_parent()]
         code = f"import sys; sys.path[:] = {search!r}; from neuraldbg.surfaces.viewer import main; sys.exit(main())"
         command = [sys.executable, "-c", code, str(run_dir), *options]
@@ -223,20 +243,41 @@ class Viewer:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._let_go)
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    def _farewell(self) -> int:
+        """Wait for Ctrl-C, whatever the script has made of it."""
+        assert self._process is not None
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return self._process.wait()
+        except KeyboardInterrupt:
+            self._process.terminate()
+            return self._process.wait(VIEWER_PATIENCE_S)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
     def _let_go(self) -> None:
         """A forked worker must not keep the pipe open after us."""
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
 
-    def finish(self) -> int:
-        """Close our end, wait for the report, and return the viewer's exit code (0, or 6 and 7 by --fail-on)."""
+    def finish(self, *, stay: bool = False) -> int:
+        """Close our end, wait for the report, and return the viewer's exit code (0, or 6 and 7 by --fail-on). With
+        `stay`, somebody is at this terminal: the page stays until Ctrl-C."""
         flush_streams()
-        self._let_go()
         if self._process is None:
+            self._let_go()
             return 0
+        if stay:
+            with suppress(OSError):  # a viewer that is gone
+                os.write(self._writing, STAY)
+        self._let_go()
         try:
-            code = self._process.wait(VIEWER_PATIENCE_S)
+            code = self._farewell() if stay else self._process.wait(VIEWER_PATIENCE_S)
             if code < 0 and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
                 sys.stderr.write("\x1b[r")  # it was killed and could not give the bottom row back
             return max(code, 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuraldbg.capture.importing import ImportWatch
+from neuraldbg.capture.resources import ResourceSampler
 from neuraldbg.errors import RunDirectoryError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Plan:
     stop_on_nan: bool = False
     arm_step: int | None = None
     focus: tuple[str, ...] = ()  # groups that the user restricted the run to
+    resources: bool = False  # sample what the machine uses: where somebody looks at the run
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -51,6 +53,7 @@ class Attachment:
         self._pid = os.getpid()
         self._watch = ImportWatch("torch", self._torch_imported)
         self._spawning: Any = None
+        self._sampler: ResourceSampler | None = None
 
     def start(self) -> None:
         self._watch.install()
@@ -74,6 +77,9 @@ class Attachment:
         self._spawning = SpawnPatch(plan)
         if not self.child:
             _ = self.capture.core.recorder.writer  # before a child can take rank 0
+            if plan.resources:
+                self._sampler = ResourceSampler(self.capture.core.recorder.scalar)
+                self._sampler.start()
 
     def _open_writer(self) -> TraceWriter | None:
         from neuraldbg.trace import TraceWriter
@@ -101,6 +107,8 @@ class Attachment:
         self._watch.remove()
         if os.getpid() != self._pid:
             return
+        if self._sampler is not None:
+            self._sampler.close()
         if self._spawning is not None:
             self._spawning.close()
         if self.capture is not None:

@@ -1,9 +1,24 @@
-"""Memory of this process, read the cheapest way the platform offers. None where it offers none."""
+"""What the process and its machine use, read the cheapest way the platform offers. None where it offers none.
+
+`rss_bytes` and `device_bytes` are asked at sampled updates; `ResourceSampler` looks once a second on its own
+thread.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+INTERVAL_S: Final = 1.0
+PREFIX: Final = "resource."  # of the series
+_JOIN_S: Final = 2.0  # a driver that hangs may cost the close this much, not more
+_NVIDIA: Final = ("/dev/nvidiactl", "/dev/dxg")
+Reading = Mapping[str, float | None]
 
 
 def rss_bytes() -> int | None:
@@ -29,3 +44,147 @@ def device_bytes() -> int | None:
     if torch is None or not torch.cuda.is_initialized():
         return None
     return sum(int(torch.cuda.memory_allocated(device)) for device in range(torch.cuda.device_count()))
+
+
+class ResourceSampler:
+    """Hands `record` what is used, by name, once a second, until `close`. What cannot be read is not recorded."""
+
+    def __init__(
+        self,
+        record: Callable[[str, float], None],
+        *,
+        interval_s: float = INTERVAL_S,
+        readers: Callable[[], list[Callable[[], Reading]]] | None = None,
+    ) -> None:
+        self._record = record
+        self._interval_s = interval_s
+        self._readers = readers or _all_readers
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="neuraldbg-resources", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread. In a forked child there is none, and nothing to do."""
+        if os.getpid() == self._pid and self._thread.ident is not None:
+            self._stop.set()
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        readers = self._readers()  # here, not at the start: a driver takes its time
+        for read in readers:
+            read()  # shares of time are those since the last look
+        while not self._stop.wait(self._interval_s):
+            for read in readers:
+                for name, value in read().items():
+                    if value is not None:
+                        self._record(PREFIX + name, value)
+        for read in readers:
+            if isinstance(read, Nvml):
+                read.close()
+
+
+def _all_readers() -> list[Callable[[], Reading]]:
+    gpus = Nvml.found()
+    return [Processor(), lambda: {"rss_bytes": rss_bytes()}, *([gpus] if gpus is not None else [])]
+
+
+class Processor:
+    """How busy the machine and this process were since the last look: 100 % is every core, or one core."""
+
+    def __init__(self) -> None:
+        self._wall_s = self._own_s = 0.0
+        self._machine: tuple[float, float] | None = None
+
+    def __call__(self) -> Reading:
+        wall_s, own_s, machine = time.monotonic(), time.process_time(), _busy_and_all()
+        passed = wall_s - self._wall_s
+        share = None if not self._wall_s or passed <= 0 else 100 * (own_s - self._own_s) / passed
+        busy = None
+        if machine is not None and self._machine is not None and machine[1] > self._machine[1]:
+            busy = 100 * (machine[0] - self._machine[0]) / (machine[1] - self._machine[1])
+        self._wall_s, self._own_s, self._machine = wall_s, own_s, machine
+        return {"cpu_percent": busy, "process_cpu_percent": share}
+
+
+def _busy_and_all() -> tuple[float, float] | None:
+    """Seconds (or ticks) all cores were busy, and all there were."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            ticks = [int(each) for each in file.readline().split()[1:9]]
+        return float(sum(ticks) - ticks[3] - ticks[4]), float(sum(ticks))  # less idle and waiting for a disk
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        import psutil
+    except ImportError:
+        return None
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle), float(sum(times))
+
+
+class Nvml:
+    """The NVIDIA devices of this process, asked through the driver's library."""
+
+    def __init__(self, library: Any, devices: Mapping[str, Any]) -> None:
+        self._library = library
+        self._devices = devices
+
+    @classmethod
+    def found(cls) -> Nvml | None:
+        """None where there is no driver or no `nvidia-ml-py`."""
+        if sys.platform != "win32" and not any(map(os.path.exists, _NVIDIA)):
+            return None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except (ImportError, OSError, AttributeError):
+            return None
+        except pynvml.NVMLError:
+            return None
+        try:
+            return cls(pynvml, visible_devices(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES")))
+        except pynvml.NVMLError:
+            return None
+
+    def __call__(self) -> Reading:
+        found: dict[str, float | None] = {}
+        for name, device in self._devices.items():
+            found[f"{name}.utilization_percent"] = self._ask("nvmlDeviceGetUtilizationRates", device, "gpu")
+            found[f"{name}.memory_bytes"] = self._ask("nvmlDeviceGetMemoryInfo", device, "used")
+            found[f"{name}.temperature_celsius"] = self._ask("nvmlDeviceGetTemperature", device, None, 0)
+            milliwatts = self._ask("nvmlDeviceGetPowerUsage", device)
+            found[f"{name}.power_watts"] = None if milliwatts is None else milliwatts / 1000
+        return found
+
+    def _ask(self, function: str, device: Any, part: str | None = None, *more: Any) -> float | None:
+        """None where this device does not tell."""
+        try:
+            answer = getattr(self._library, function)(device, *more)
+        except self._library.NVMLError:
+            return None
+        return float(answer if part is None else getattr(answer, part))
+
+    def close(self) -> None:
+        with suppress(self._library.NVMLError):
+            self._library.nvmlShutdown()
+
+
+def visible_devices(library: Any, visible: str | None) -> dict[str, Any]:
+    """By name, `gpu0` on; only those CUDA_VISIBLE_DEVICES leaves to this process."""
+    count = library.nvmlDeviceGetCount()
+    if visible is None:
+        return {f"gpu{number}": library.nvmlDeviceGetHandleByIndex(number) for number in range(count)}
+    found = {}
+    for entry in map(str.strip, visible.split(",")):
+        if entry.isdigit() and int(entry) < count:
+            found[f"gpu{entry}"] = library.nvmlDeviceGetHandleByIndex(int(entry))
+        elif entry.startswith(("GPU-", "MIG-")):
+            handle = library.nvmlDeviceGetHandleByUUID(entry)
+            found[f"gpu{library.nvmlDeviceGetIndex(handle)}"] = handle
+        else:
+            break  # as CUDA does: what comes after a wrong entry is not visible
+    return found

@@ -142,7 +142,7 @@ class Breakpoints:
                 groups = sorted({one.spec.group for one in self._all.values() if one.spec.group})
                 near = nearest(group, groups)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {groups or 'none'}"
-                raise UnknownBreakpoint(f"no group {group!r} of breakpoints; {hint}")
+                raise UnknownBreakpoint(f"no group {group!r} of breakpoints; {hint}", near)
             for one in found:
                 one.spec = replace(one.spec, enabled=enabled)
         self._touched()
@@ -193,14 +193,14 @@ class Breakpoints:
         known = self.resolve("*").values()
         near = nearest(name, known)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(list(known)[:8])}"
-        raise UnknownBreakpoint(f"no layer {name!r} in this run; {hint}")
+        raise UnknownBreakpoint(f"no layer {name!r} in this run; {hint}", near)
 
     def _found(self, which: int | str) -> list[Watched]:
         found = [one for one in self._all.values() if which in (one.id, one.spec.layer)]
         if not found:
             near = nearest(str(which), [one.spec.layer for one in self._all.values()])
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-            raise UnknownBreakpoint(f"no breakpoint {which!r}{hint}")
+            raise UnknownBreakpoint(f"no breakpoint {which!r}{hint}", near)
         return found
 
     def _touched(self) -> None:

@@ -23,6 +23,9 @@ from neuraldbg.errors import ChannelClosed, ChannelError, NeuralDbgError
 
 CONTROL_FILE = "control.json"
 LONGEST_LINE = 1 << 20
+HELLO_S = 5.0  # a trainer that lives greets at once; one that was stopped would never
+ANSWER_S = 10.0  # a thread of ours answers, which may have to wait for one long operation of the training
+BY_THE_TRAINING = ("tensor",)  # these wait for the held thread itself
 Handler = Callable[[str, Mapping[str, Any]], Any]
 
 
@@ -218,8 +221,9 @@ class ChannelClient:
             if self.closed:
                 raise ChannelClosed("the training process is gone")
             self._line.write({"id": number, "verb": verb, "arguments": arguments})
-            if not done.wait(self._timeout_s):
-                raise ChannelError(f"no answer to {verb} in {self._timeout_s:g} s")
+            patience_s = self._timeout_s if verb in BY_THE_TRAINING else min(self._timeout_s, ANSWER_S)
+            if not done.wait(patience_s):
+                raise ChannelError(f"no answer to {verb} in {patience_s:g} s: is the training process stopped?")
         except OSError as error:
             raise ChannelClosed("the training process is gone") from error
         finally:
@@ -265,20 +269,37 @@ def channel(run_dir: Path) -> Iterator[ChannelClient]:
 def _connected(run_dir: Path) -> _Line:
     try:
         address = json.loads((run_dir / CONTROL_FILE).read_text(encoding="utf-8"))
-        if "unix" in address:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(address["unix"])
-        else:
-            connection = socket.create_connection(tuple(address["tcp"]), timeout=5)
-        line = _Line(connection)
+        line = _dialled(address)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ChannelClosed(f"no training process is attached to {run_dir.name}") from error
+    try:
+        line.socket.settimeout(HELLO_S)
         line.write({"token": address["token"]})
         hello = line.read()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        line.socket.settimeout(None)
+    except TimeoutError as error:
+        line.close()
+        raise ChannelClosed(f"the training process of {run_dir.name} does not answer: is it stopped?") from error
+    except (OSError, ValueError, KeyError, ChannelError) as error:
+        line.close()
         raise ChannelClosed(f"no training process is attached to {run_dir.name}") from error
     if hello is None or not hello.get("ok"):
         line.close()
         raise ChannelClosed(f"the training process of {run_dir.name} refused us")
     return line
+
+
+def _dialled(address: Mapping[str, Any]) -> _Line:
+    if "unix" not in address:
+        return _Line(socket.create_connection(tuple(address["tcp"]), timeout=HELLO_S))
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(HELLO_S)
+        connection.connect(address["unix"])
+    except BaseException:
+        connection.close()
+        raise
+    return _Line(connection)
 
 
 def _details(error: NeuralDbgError) -> dict[str, Any]:

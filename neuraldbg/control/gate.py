@@ -52,6 +52,7 @@ class Gate:
         self.prompt: Prompt | None = None
         self.remote = False  # somebody can answer over the channel
         self.say = say
+        self.how_to_answer: Callable[[], str | None] = lambda: None  # where no prompt is: said with a pause
         self.on_event: list[Callable[[dict[str, Any]], None]] = []
         self.kinds: dict[str, int] = {}  # of findings that stop the run -> how often they did
         self.when: list[tuple[str, Callable[[Stop], Any]]] = []  # the user's own functions
@@ -147,7 +148,8 @@ class Gate:
                 if self.prompt is not None:
                     self.prompt(self, stop, reasons)
                 else:
-                    self.say(f"paused at {stop.title()}: {'; '.join(reasons)}")
+                    how = self.how_to_answer()
+                    self.say(f"paused at {stop.title()}: {'; '.join(reasons)}" + (f"; {how}" if how else ""))
                 while not self._open.is_set():
                     self.work(TICK_S)
             finally:

@@ -79,6 +79,7 @@ class LiveAnalysis:
         self._tell_trainer(findings)
         self.watch = self.watch or watch_of(self._trace)
         self.watch.look(self._trace, through=settled_step(self._trace))
+        self._trace.rollups.update()
 
     def _tell_trainer(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """What --break-on asked for stops the run at its next step."""

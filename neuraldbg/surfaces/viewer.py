@@ -1,9 +1,12 @@
 """The viewer: a second process that watches a run and has the last word, also when the trainer was killed.
 
-`python -m neuraldbg.surfaces.viewer RUN_DIR --parent-fd N [--live] [--export FILE] [--json] [--fail-on LEVEL]`
+`python -m neuraldbg.surfaces.viewer RUN_DIR --parent-fd N [--live] [--export FILE] [--json] [--fail-on LEVEL]
+[--host ADDR --port N]`
 
 Descriptor N is the read end of a pipe whose write end only the trainer holds: its end of file is the end of the run.
-No framework and no web package is imported here; numpy and rich only once there is something to draw or print.
+A trainer that waits for us at a terminal says so with the last thing it writes (STAY): the page then stays open.
+No framework is imported here; numpy and rich only once there is something to draw or print, the web packages once
+somebody knocks at the port.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuraldbg.control.server_file import STAY
 from neuraldbg.surfaces.live_analysis import FIRST_LOOK_S, LEAST_PAUSE_S, LiveAnalysis
 
 if TYPE_CHECKING:
@@ -23,19 +27,35 @@ if TYPE_CHECKING:
 
     from neuraldbg.analysis.summary import RunSummary
     from neuraldbg.surfaces.terminal.live import LiveText
+    from neuraldbg.surfaces.web.doorway import LazyService
 
 UNHEALTHY, COULD_NOT_JUDGE = 6, 7
+TICK_S = 0.2
 
 
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     _ignore_interrupt()
     run_dir = Path(options.run_dir)
+    page = _open_page(run_dir, options)
+    trainer = Trainer(options.parent_fd)
+    try:
+        code = _watch_and_conclude(run_dir, options, trainer)
+        if page is not None and trainer.stays:
+            _say(f"the page stays at {page.address} until Ctrl-C")
+            trainer.wait_until_it_leaves()
+        return code
+    finally:
+        if page is not None:
+            page.close()
+
+
+def _watch_and_conclude(run_dir: Path, options: argparse.Namespace, trainer: Trainer) -> int:
     analysis = LiveAnalysis(run_dir, first_look_s=options.first_look, least_pause_s=options.least_pause)
     if options.live and _can_draw():
-        _watch(run_dir, options.parent_fd, analysis)
+        _watch(run_dir, trainer, analysis)
     else:
-        while not wait_for_end(options.parent_fd, timeout_s=analysis.wait_s()):
+        while not trainer.ended(timeout_s=analysis.wait_s()):
             analysis.look()
     from neuraldbg.errors import NeuralDbgError
 
@@ -61,7 +81,28 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--export")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--fail-on", choices=("warning", "critical"))
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int)  # none: no page
+    parser.add_argument("--push-every", type=float, default=1.0)  # seconds
+    parser.add_argument("--history", type=int, default=100)  # executions that the inspector lists
+    parser.add_argument("--points", type=int, default=1000)  # of a chart
     return parser.parse_args(argv)
+
+
+def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None:
+    if options.port is None:
+        return None
+    from neuraldbg.errors import NeuralDbgError
+    from neuraldbg.surfaces.web.doorway import Doorway, LazyService
+
+    try:
+        door = Doorway(options.host, options.port)
+    except NeuralDbgError as error:
+        _say(f"no page: {error}")
+        return None
+    _say(door.line)
+    settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
+    return LazyService(door, run_dir, settings, _say)
 
 
 def _ignore_interrupt() -> None:
@@ -73,17 +114,42 @@ def _ignore_interrupt() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-def wait_for_end(descriptor: int, *, timeout_s: float | None) -> bool:
-    """Waits until the other end of the pipe is closed; False when the time is over before."""
-    until = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        try:
-            if until is not None and not _readable(descriptor, max(0.0, until - time.monotonic())):
-                return False
-            if not os.read(descriptor, 4096):
+class Trainer:
+    """The process that started us, at the other end of a pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pid = os.getppid()
+        self._last_word = b""
+        self._left = False
+        signal.signal(signal.SIGTERM, self._leave)
+
+    def ended(self, *, timeout_s: float | None) -> bool:
+        """Waits until the other end of the pipe is closed; False when the time is over before."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                if until is not None and not _readable(self._descriptor, max(0.0, until - time.monotonic())):
+                    return False
+                word = os.read(self._descriptor, 4096)
+            except (OSError, ValueError):  # never was a pipe, or is no longer one: nothing to wait for
                 return True
-        except (OSError, ValueError):  # never was a pipe, or is no longer one: nothing to wait for
-            return True
+            if not word:
+                return True
+            self._last_word = word
+
+    @property
+    def stays(self) -> bool:
+        """It waits at a terminal with somebody who may look at the page."""
+        return self._last_word == STAY and not self._left
+
+    def wait_until_it_leaves(self) -> None:
+        """SIGTERM is its farewell; a trainer that was killed has left too."""
+        while not self._left and os.getppid() == self._pid:
+            time.sleep(TICK_S)
+
+    def _leave(self, *_: object) -> None:
+        self._left = True
 
 
 def _readable(descriptor: int, timeout_s: float) -> bool:
@@ -100,7 +166,7 @@ def _can_draw() -> bool:
     return can_draw(sys.stderr.fileno(), os.environ.get("TERM"))
 
 
-def _watch(run_dir: Path, descriptor: int, analysis: LiveAnalysis) -> None:
+def _watch(run_dir: Path, trainer: Trainer, analysis: LiveAnalysis) -> None:
     """Keeps the live line until the trainer is gone. The line may fail; the report may not, so nothing escapes."""
     from neuraldbg.errors import NeuralDbgError
     from neuraldbg.surfaces.terminal.live import REDRAW_S, BottomRow
@@ -109,7 +175,7 @@ def _watch(run_dir: Path, descriptor: int, analysis: LiveAnalysis) -> None:
     live: LiveText | None = None
     pause_s = REDRAW_S
     with BottomRow(sys.stderr.fileno(), color=not os.environ.get("NO_COLOR")) as row:
-        while not wait_for_end(descriptor, timeout_s=pause_s):
+        while not trainer.ended(timeout_s=pause_s):
             now = time.monotonic()
             try:
                 live = live or _follow(run_dir)
@@ -160,6 +226,7 @@ def _conclude(run_dir: Path, options: argparse.Namespace, analysis: LiveAnalysis
             _say(str(error))
     if watch.samples:
         watch.save(run_dir, most_bytes=options.max_disk)  # last: nobody waits for it
+    trace.rollups.update()
     return exit_code(summary, options.fail_on)
 
 

@@ -18,14 +18,14 @@ _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | _ELSEWHERE
 class GrowingFile:
     """One stream of chunks, in numbered files `<stem>-<number>.ndt` of which only the last is open."""
 
-    def __init__(self, directory: Path, stem: str, about: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, stem: str, about: Mapping[str, Any], *, first: int = 0) -> None:
         self.stem = stem
         self.path: Path | None = None
         self.size = 0  # of the open file
         self.closed: list[tuple[Path, int]] = []  # oldest first
         self._directory = directory
         self._about = about
-        self._number = 0
+        self._number = first
         self._fd = -1
         self._chunks = 0
 

@@ -54,10 +54,10 @@ def _stands(each: Any, entry: Mapping[str, Any], now: Mapping[str, Any]) -> bool
 
 
 @contextmanager
-def analysis_lock(run_dir: Path) -> Iterator[bool]:
+def analysis_lock(run_dir: Path, file: str = LOCK_FILE) -> Iterator[bool]:
     """Whether this process may analyse the run now. Given up by leaving, and by the system when the process dies."""
     try:
-        descriptor = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(run_dir / file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError:
         yield False
         return

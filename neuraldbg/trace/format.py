@@ -161,8 +161,20 @@ class ChunkEncoder:
 
     def rows(self, table: str, blocks: Sequence[NDArray[np.void]], first_row: int) -> memoryview:
         """The chunk of `blocks`, one after the other. Valid until the next call."""
+        count, size, views = self._lay_out(self._layouts[table], blocks)
+        step, seq = views["step"], views["seq"]
+        ranges = (int(step.min()), int(step.max()), int(seq.min()), int(seq.max()))
+        return self._seal(TABLE_CODE[table], count, size, first_row, ranges)
+
+    def of_layout(
+        self, code: int, layout: Layout, block: NDArray[np.void], first_row: int, ranges: tuple[int, int, int, int]
+    ) -> memoryview:
+        """The chunk of a table that is not one of the trace's own; what its header says is the caller's business."""
+        count, size, _ = self._lay_out(layout, [block])
+        return self._seal(code, count, size, first_row, ranges)
+
+    def _lay_out(self, layout: Layout, blocks: Sequence[NDArray[np.void]]) -> tuple[int, int, dict[str, NDArray[Any]]]:
         count = sum(map(len, blocks))
-        layout = self._layouts[table]
         places, size = layout.offsets(count)
         start = CHUNK_HEADER.size
         self._reserve(start + size)
@@ -177,9 +189,7 @@ class ChunkEncoder:
                 column[at : at + len(block)] = block[name]
                 at += len(block)
             views[name] = column
-        step, seq = views["step"], views["seq"]
-        ranges = (int(step.min()), int(step.max()), int(seq.min()), int(seq.max()))
-        return self._seal(TABLE_CODE[table], count, size, first_row, ranges)
+        return count, size, views
 
     def facts(self, lines: Sequence[bytes], first_row: int) -> memoryview:
         text = b"\n".join(lines) + b"\n"

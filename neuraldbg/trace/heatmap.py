@@ -35,7 +35,7 @@ def pooled(selection: Selection, hits: Sequence[Hit], field: str, width: int) ->
     low, high = min(int(s.min()) for s in steps), max(int(s.max()) for s in steps)
     columns = max(1, min(width, high - low + 1))
     edges = np.array([low + i * (high - low + 1) // columns for i in range(columns + 1)], np.int64)
-    shown = np.array(sorted(set().union(*(_distinct(site) for site in sites))), np.int64)
+    shown = _distinct(sites)
     row_of, column_of = _Places(shown), _Places(edges)
     values = np.full(len(shown) * columns, -np.inf)
     filled, nan = np.zeros(values.shape, bool), np.zeros(values.shape, bool)
@@ -54,12 +54,15 @@ def pooled(selection: Selection, hits: Sequence[Hit], field: str, width: int) ->
     return Heatmap(values.reshape(shape), nan.reshape(shape), [ranks.site(n) for n in numbers], names, edges)
 
 
-def _distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
-    low, high = int(numbers.min()), int(numbers.max())
+def _distinct(parts: Sequence[NDArray[np.integer[Any]]]) -> NDArray[np.int64]:
+    """The numbers that occur, in order."""
+    low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
     if high - low > _LOOKUP_LIMIT:
-        found: list[int] = np.unique(numbers).tolist()
-        return found
-    return [low + i for i in np.flatnonzero(np.bincount(numbers - low)).tolist()]
+        return np.unique(np.concatenate(parts)).astype(np.int64)
+    seen = np.zeros(high - low + 1, bool)
+    for part in parts:
+        seen[part - low] = True
+    return np.flatnonzero(seen).astype(np.int64) + low
 
 
 class _Places:

@@ -199,6 +199,9 @@ class MergedRanks:
     def first_step(self, rank: int, chunk: Chunk) -> int:
         return chunk.step_min if self.steps_kind == "update" else int(self.step_column(rank, chunk).min())
 
+    def last_step(self, rank: int, chunk: Chunk) -> int:
+        return chunk.step_max if self.steps_kind == "update" else int(self.step_column(rank, chunk).max())
+
     def site(self, number: int) -> Site:
         """The site of an id; one whose fact was lost still has its number."""
         return self.sites.get(number) or Site(number, f"site {number}", SiteKind.MODULE)

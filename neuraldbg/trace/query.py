@@ -19,6 +19,7 @@ from neuraldbg.records import Kind, Site, SiteKind
 from neuraldbg.trace.findings import read_findings
 from neuraldbg.trace.heatmap import Heatmap, pooled
 from neuraldbg.trace.merge import MergedRanks, TracedRun
+from neuraldbg.trace.pieces import Rollups
 from neuraldbg.trace.rows import Rows
 from neuraldbg.trace.selection import Hit, Selection, Span, narrowed
 from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE, TABLES
@@ -45,6 +46,7 @@ class Trace:
         self._ranks = MergedRanks(path)
         self._window = _EVERYTHING
         self._unpacked: weakref.finalize[..., MergedRanks] | None = None
+        self.rollups = Rollups(path, self._ranks)
         self.refresh()
 
     def refresh(self) -> bool:
@@ -53,6 +55,7 @@ class Trace:
 
     def close(self) -> None:
         """Lets the files go. A second call does nothing."""
+        self.rollups.close()
         self._ranks.forget()
         if self._unpacked is not None:
             self._unpacked()
@@ -109,6 +112,20 @@ class Trace:
                 found.append(np.unique(steps[np.r_[True, steps[1:] != steps[:-1]]]))  # neighbours first: 10x faster
         return np.unique(np.concatenate(found))
 
+    @property
+    def last_step(self) -> int | None:
+        """The newest step that left a row."""
+        return max((step for step in map(self.last_step_in, TABLES) if step is not None), default=None)
+
+    def last_step_in(self, table: str) -> int | None:
+        """The newest step that a table has a row of, in the window of this view; None where it has none."""
+        low, high = self._window
+        if low is None and high is None and self._ranks.steps_kind == "update":
+            ends = (chunk.step_max for view in self._ranks.views.values() for chunk in view.reader.chunks[table])
+            return max(ends, default=None)
+        steps = self.table(table, ("step",))["step"]
+        return int(steps.max()) if len(steps) else None
+
     def site(self, name: str) -> Site:
         """The site of a canonical name or alias; UnknownLayer names the nearest otherwise."""
         return self._ranks.names.resolve(name)
@@ -116,6 +133,10 @@ class Trace:
     def match(self, pattern: str) -> list[Site]:
         """The layers a name, glob or regular expression means."""
         return self._ranks.names.match(pattern)
+
+    def site_of(self, number: int) -> Site:
+        """The site of an id; one whose fact was lost still has its number."""
+        return self._ranks.site(number)
 
     def canonical(self, site: Site | int) -> str:
         """The one name we show for a site."""
@@ -151,7 +172,11 @@ class Trace:
         return selection.gather(list(selection.hits(sites=wanted)), columns)
 
     def history(
-        self, layer: str | Site, kind: Kind | str = "gradient", field: str | None = None, between: Span | None = None
+        self,
+        layer: str | Site,
+        kind: Kind | str = "gradient",
+        field: str | Sequence[str] | None = None,
+        between: Span | None = None,
     ) -> Rows:
         """What was recorded of one layer over time; a series such as "loss" gives its values.
 
@@ -162,11 +187,19 @@ class Trace:
             layer = self._ranks.names.resolve(layer, prefer=_PREFERRED_SITE.get(kind))
         if layer.kind is SiteKind.SERIES:
             kind = Kind.SCALAR
+        wanted = self.site_ids(layer, kind)
+        fields = [field] if isinstance(field, str) else field
+        columns = None if fields is None else ["step", "seq", "site", "rank", *fields]
+        return self._of_kind(kind, between, sites=wanted, columns=columns)
+
+    def site_ids(self, layer: str | Site, kind: Kind) -> list[int]:
+        """The sites whose rows of a kind are a layer's: its own, and those of its parameters."""
+        if isinstance(layer, str):
+            layer = self._ranks.names.resolve(layer, prefer=_PREFERRED_SITE.get(kind))
         wanted = [twin.id for twin in self._ranks.names.twins(layer)]
         if kind in _OF_PARAMETERS and layer.kind is not SiteKind.PARAMETER:
             wanted += [site.id for site in self._own_parameters(layer)]
-        columns = None if field is None else ["step", "seq", "site", "rank", field]
-        return self._of_kind(kind, between, sites=wanted, columns=columns)
+        return wanted
 
     def at(self, step: int, kind: Kind | str | None = None) -> Rows:
         """Every row of one step: statistics of all kinds, or those of one kind."""
@@ -236,6 +269,14 @@ class Trace:
                 return
             else:
                 time.sleep(interval_s)
+
+    def release(self) -> None:
+        """Gives back the memory that looking at mapped files has taken."""
+        self.rollups.release()
+
+    def narrowed(self, between: Span | None) -> Span:
+        """The steps that are both in the window of this view and in `between`."""
+        return narrowed(self._window, between)
 
     def _selection(self, table: str, between: Span | None = None) -> Selection:
         return Selection(self._ranks, table, narrowed(self._window, between))

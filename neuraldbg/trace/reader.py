@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class TraceFile:
         self._end = 0  # everything before it is intact and delivered
         self._size_seen = -1
         self._broken = False
+        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def advance(self) -> Iterator[tuple[ndt.ChunkHeader, ndt.Layout, memoryview]]:
         """The whole chunks that were appended since the last call. A file that is gone has none."""
@@ -105,6 +107,7 @@ class TraceFile:
         while True:
             found = self._next(data, self._end - start)
             if found is None:
+                _let_go(data.obj)
                 return
             head, layout, payload = found
             self._end += ndt.CHUNK_HEADER.size + head.payload_bytes
@@ -117,13 +120,19 @@ class TraceFile:
             if self._mapped:
                 start = self._end - self._end % mmap.ALLOCATIONGRANULARITY
                 try:
-                    return start, memoryview(
-                        mmap.mmap(file.fileno(), size - start, access=mmap.ACCESS_READ, offset=start)
-                    )
+                    mapped = mmap.mmap(file.fileno(), size - start, access=mmap.ACCESS_READ, offset=start)
                 except OSError:  # a file system without mmap
                     pass
+                else:
+                    self._maps.add(mapped)
+                    return start, memoryview(mapped)
             file.seek(self._end)
             return self._end, memoryview(file.read(size - self._end))
+
+    def release(self) -> None:
+        """Pages we have looked at are no longer counted as ours; the next look finds them in the system's cache."""
+        for mapped in self._maps:
+            _let_go(mapped)
 
     def _begin(self, data: memoryview) -> bool:
         try:
@@ -183,6 +192,11 @@ def _chunk(head: ndt.ChunkHeader, layout: ndt.Layout, payload: memoryview) -> Ch
     return Chunk(layout.table, head, columns)
 
 
+def _let_go(data: object) -> None:
+    if isinstance(data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        data.madvise(mmap.MADV_DONTNEED)
+
+
 class RankReader:
     """Everything one process recorded: chunks by table in row order, and facts."""
 
@@ -216,6 +230,11 @@ class RankReader:
             for table in TABLES:
                 self._arrange(table)
         return changed
+
+    def release(self) -> None:
+        """Gives back the memory that looking at mapped files has taken."""
+        for file in self._files.values():
+            file.release()
 
     def _listing(self) -> list[str]:
         try:

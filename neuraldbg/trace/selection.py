@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from neuraldbg.trace.tables import TABLES
 Span = tuple[int | None, int | None]  # first and last step, both included; None = open
 
 RATIOS: Final = {"zero_ratio": "zero_count", "nan_ratio": "nan_count", "inf_ratio": "inf_count"}  # shares of `count`
+RELEASE_ROWS: Final = 400_000  # rows of all columns are 50 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +48,31 @@ class Selection:
         self.table = table
         self.window = window
 
-    def hits(self, *, sites: Sequence[int] | None = None, kind: int | None = None) -> Iterator[Hit]:
-        """Chunk by chunk; the `site` column is scanned first, the others only where it matched."""
-        by_update = self.ranks.steps_kind == "update"
+    def hits(
+        self,
+        *,
+        sites: Sequence[int] | None = None,
+        kind: int | None = None,
+        skip: Callable[[int, Chunk], bool] = lambda _, __: False,
+    ) -> Iterator[Hit]:
+        """Chunk by chunk; the `site` column is scanned first, the others only where it matched. `skip` is asked, with
+        the rank, which chunks are not wanted."""
+        by_update, looked_at = self.ranks.steps_kind == "update", 0
         for rank, view in self.ranks.views.items():
             local = None if sites is None else [i for i in map(view.local_of, sites) if i is not None]
             if local == []:
                 continue
             for chunk in view.reader.chunks[self.table]:
-                if by_update and not self._may_hold(chunk):
+                if (by_update and not self._may_hold(chunk)) or skip(rank, chunk):
                     continue
                 rows = _rows_of(chunk, local, kind)
                 rows = self._in_window(rank, chunk, rows, certain=by_update)
                 if isinstance(rows, slice) or len(rows):
                     yield Hit(rank, chunk, rows)
+                looked_at += 0 if isinstance(rows, slice) else chunk.rows
+                if looked_at > RELEASE_ROWS:
+                    looked_at = 0
+                    view.reader.release()
 
     def after(self, seen: dict[tuple[int, str], int]) -> Iterator[Hit]:
         """Rows that were recorded after those of `seen`."""
@@ -73,11 +85,16 @@ class Selection:
     def gather(self, hits: Sequence[Hit], columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """The wanted columns of all hits, one after the other."""
         names = [*(TABLES[self.table].names or ()), "rank"] if columns is None else list(dict.fromkeys(columns))
-        found = {}
-        for name in names:
-            parts = [self.values(hit, name) for hit in hits]
-            found[name] = np.concatenate(parts) if parts else np.empty(0, self._dtype(name))
-        return found
+        parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+        looked_at = 0
+        for hit in hits:
+            for name in names:
+                parts[name].append(self.values(hit, name))
+            looked_at += hit.chunk.rows
+            if looked_at > RELEASE_ROWS and not isinstance(hit.rows, slice):  # what was wanted is copied
+                looked_at = 0
+                self.ranks.views[hit.rank].reader.release()
+        return {name: np.concatenate(p) if p else np.empty(0, self._dtype(name)) for name, p in parts.items()}
 
     def values(self, hit: Hit, name: str) -> NDArray[Any]:
         """One column of a hit, as the run numbers it."""

@@ -34,7 +34,7 @@ def debug(*words: str) -> int:
 
 def test_a_plain_script_has_the_defaults(asked: list[Request]) -> None:
     assert debug("train.py", "--lr", "0.1") == 5
-    assert asked == [Request(target="train.py", args=("--lr", "0.1"))]
+    assert asked == [Request(target="train.py", args=("--lr", "0.1"), port=8050)]
 
 
 def test_every_option_arrives(asked: list[Request], tmp_path: Path) -> None:
@@ -55,15 +55,15 @@ def test_no_animations_means_no_live_line(asked: list[Request]) -> None:
     assert [request.live for request in asked] == [False]
 
 
-def test_dashboard_words_are_taken_and_only_a_port_is_answered(
-    asked: list[Request], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_is_served_unless_it_is_not_wanted(asked: list[Request], capsys: pytest.CaptureFixture[str]) -> None:
     debug("--dashboard", "train.py")
-    debug("--no-dashboard", "--host", "0.0.0.0", "train.py")
+    debug("--host", "0.0.0.0", "--port", "8888", "train.py")
+    debug("--no-dashboard", "train.py")
+    debug("--headless", "--port", "8888", "train.py")
+    assert [(request.host, request.port) for request in asked] == [
+        ("127.0.0.1", 8050), ("0.0.0.0", 8888), ("127.0.0.1", None), ("127.0.0.1", None),
+    ]  # fmt: skip
     assert capsys.readouterr().err == ""
-    debug("--port", "8888", "train.py")
-    assert capsys.readouterr().err == "neuraldbg: no dashboard in this version: --port 8888 has no effect\n"
-    assert len(asked) == 3
 
 
 def test_settings_of_the_project_are_taken_and_options_win(asked: list[Request], tmp_path: Path) -> None:

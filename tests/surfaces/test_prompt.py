@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,7 +79,11 @@ class Terminal:
         self.until(re.escape(answer))
 
     def end(self) -> int:
+        """Waits for the end; the page, which stays until Ctrl-C, is sent away."""
         while self.process.poll() is None:
+            if "until Ctrl-C" in self.seen[self._at :]:
+                self._at = len(self.seen)
+                os.write(self._fd, b"\x03")
             try:
                 if select.select([self._fd], [], [], 0.2)[0]:
                     self.seen += os.read(self._fd, 65536).decode(errors="replace").replace("\r", "")
@@ -172,3 +178,16 @@ def test_somebody_else_may_let_it_go_on(terminal: Terminal) -> None:
         line.call("continue")
     assert terminal.end() == 0
     assert "continued from elsewhere" in terminal.seen
+
+
+@breaking("--port", "0")
+def test_at_a_terminal_the_page_stays_until_ctrl_c(terminal: Terminal) -> None:
+    page = re.search(r"stays at (\S+) until Ctrl-C", terminal.until("until Ctrl-C"))
+    assert page is not None
+    assert "Verdict" in terminal.seen
+    with urllib.request.urlopen(page[1] + "/api/run") as answer:
+        assert json.load(answer)["state"] == "finished"
+    os.write(terminal._fd, b"\x03")
+    assert terminal.end() == 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(page[1])

@@ -34,7 +34,8 @@ _STATS = (
 )
 _SPANS = ("step", "rank", "site", "phase", "duration_ns", "host_bytes", "device_bytes")
 _SCALARS = ("step", "rank", "site", "value")
-SET_NOT_MEASURED = ("lr", "loss_scale")  # series of what somebody chose; a new value there is a decision
+# series of what somebody chose (a new value there is a decision) and of the machine, whose load is not the training's
+SET_NOT_MEASURED = ("lr", "loss_scale", "resource")
 Columns = Mapping[str, NDArray[Any]]
 Keys = NDArray[np.int64]
 Samples = dict[tuple[int, int, int], dict[str, float]]  # by step, rank and number of the layer

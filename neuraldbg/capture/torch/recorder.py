@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -37,6 +38,7 @@ class Recorder:
         self.next_seq = itertools.count().__next__
         self.sites: dict[int, Site] = {}
         self._series: dict[str, int] = {}
+        self._naming = threading.Lock()
         self._sources: dict[tuple[str, int], int] = {}  # (file, line)
         self.muted = False
         self.latest: dict[str, float] = {}  # last value of each series
@@ -71,8 +73,9 @@ class Recorder:
     # -- sites -----------------------------------------------------------------------------------------------------
 
     def add_site(self, path: str, kind: SiteKind, **fields: Any) -> int:
-        site = Site(id=len(self.sites), path=path, kind=kind, **fields)
-        self.sites[site.id] = site
+        with self._naming:  # the resources are recorded from a thread of their own
+            site = Site(id=len(self.sites), path=path, kind=kind, **fields)
+            self.sites[site.id] = site
         self._write_site(site)
         return site.id
 

@@ -13,6 +13,7 @@ import click
 # name -> what the list of commands says; the file is cli/<name>.py and holds `command`
 COMMANDS = {
     "debug": "Run a training script under the debugger.",
+    "view": "Serve runs to a browser and over REST.",
     "report": "Show how a run went.",
     "explain": "Explain a diagnosis, or list them all.",
     "inspect": "List the layers of a run, or show one.",

@@ -89,8 +89,6 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
     config = _config(options)
     for note in (*config.notes, *_idle_keys(config)):
         _note(note)
-    if options["port"] is not None:
-        _note(f"no dashboard in this version: --port {options['port']} has no effect")
     return _launch(target, args, config, options=options, live=bool((ctx.obj or {}).get("animations", True)))
 
 
@@ -135,13 +133,16 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             fail_on=config.fail_on,
             settings=_settings(config, options),
             alert_on_nan=config.alert_on_nan,
+            host=config.host,
+            port=None if config.headless or not config.dashboard.enabled else config.port,
+            page=(config.dashboard.refresh_rate, config.history.inspector, config.dashboard.max_history),
             arm_nan=options["arm_nan"],
             breakpoints=options["breakpoints"],
             break_on=_kinds(options["break_on"]),
             step=options["step"],
             breaking=config.breakpoints.enabled,
             pausing=config.breakpoints.pause_on_condition,
-            serve=not config.headless and config.dashboard.enabled,
+            serve=not config.headless,
             prompt=None if config.headless else _prompt(),
         )
     )

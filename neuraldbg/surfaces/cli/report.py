@@ -17,7 +17,8 @@ import click
 def command(run: str | None, form: str, as_json: bool, **groups: bool) -> int:
     """Show how RUN went: verdict, layers, loss, notes. RUN is a run directory; without it, the newest one."""
     from neuraldbg.surfaces.cli.export import check_format
-    from neuraldbg.surfaces.cli.runs import is_alive, open_run
+    from neuraldbg.surfaces.cli.runs import open_run
+    from neuraldbg.surfaces.liveness import is_alive
 
     check_format(form, ("text", "json"), later=("html",))
     from neuraldbg.analysis.anomalies import survey

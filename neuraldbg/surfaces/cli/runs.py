@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuraldbg.errors import NeuralDbgError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from neuraldbg.records import RunInfo
     from neuraldbg.trace import Trace
 
 RUNS = Path("neuraldbg_runs")
@@ -52,20 +50,20 @@ def open_run(given: str | None) -> tuple[Path, Trace]:
         raise UsageError(f"cannot read {run_dir}: {error}") from None
 
 
-def is_alive(run: RunInfo) -> bool | None:
-    """True when the process of a run without an end still runs here; None where that cannot be known.
+def newest_live_run() -> Path | None:
+    """The newest run of this folder whose training process still lives."""
+    from neuraldbg.surfaces.liveness import is_alive
+    from neuraldbg.trace import open_trace
+    from neuraldbg.trace.rundir import load_run_info
 
-    Never False: the run may have been recorded on another machine, and process numbers are used again.
-    """
-    if run.ended or run.pid is None:
-        return None
-    try:
-        import psutil
-
-        process_started = psutil.Process(run.pid).create_time()
-        run_started = datetime.fromisoformat(run.started.replace("Z", "+00:00")).timestamp()
-    except (ImportError, ValueError, OverflowError):
-        return None
-    except psutil.Error:
-        return None
-    return True if abs(run_started - process_started) < 600 and process_started <= run_started + 1 else None
+    newest_first = sorted(_runs(), key=lambda run: ((run / "run.json").stat().st_mtime_ns, run.name), reverse=True)
+    for run in newest_first:
+        try:
+            if not is_alive(load_run_info(run)[0]):
+                continue  # without a look at its trace, which may be large
+            with open_trace(run) as trace:
+                if is_alive(trace.run):
+                    return run
+        except (NeuralDbgError, OSError, ValueError, KeyError, TypeError):
+            continue
+    return None

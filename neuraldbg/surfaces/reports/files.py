@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuraldbg.control.channel import CONTROL_FILE
+from neuraldbg.control.server_file import SERVER_FILE
 from neuraldbg.records import Phase
 from neuraldbg.surfaces.reports.session import dump, session_object, write_atomic
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 CSV_COLUMNS = ("step", "seq", "site", "kind", "phase", "slot", "value", "count", "mean", "std", "min", "max", "l2")
 CSV_COUNTS = ("zero_count", "nan_count", "inf_count")
 _ROWS_AT_A_TIME = 20_000
+_REACHED_BY = (CONTROL_FILE, SERVER_FILE)
 
 
 def write(trace: Trace, run_dir: Path, form: str, path: Path) -> int:
@@ -111,11 +113,11 @@ class _Pipe(io.RawIOBase):
 
 
 def zip_parts(run_dir: Path) -> Iterator[bytes]:
-    """The run directory as a zip, one file in memory at a time at most."""
+    """The run directory as a zip, one file in memory at a time at most. How to reach its processes stays here."""
     run_dir = run_dir.resolve()
     pipe = _Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED, compresslevel=3, strict_timestamps=False) as archive:
-        kept = (path for path in run_dir.rglob("*") if path.is_file() and path.name != CONTROL_FILE)
+        kept = (path for path in run_dir.rglob("*") if path.is_file() and path.name not in _REACHED_BY)
         for file in sorted(kept):
             with archive.open(f"{run_dir.name}/{file.relative_to(run_dir).as_posix()}", "w", force_zip64=True) as entry:
                 with file.open("rb") as source:

@@ -1,0 +1,106 @@
+"""What routes have in common: the run that is meant, stretches of steps, and the bodies of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from neuraldbg.errors import UsageError
+from neuraldbg.surfaces.web.runs import ServedRun, ServedRuns
+
+FURTHEST = 2**53  # the last step that every reader of JSON can count to
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user configured of the server."""
+
+    interval_s: float = 1.0  # websocket_interval
+    history: int = 100  # history.inspector
+    points: int = 1000  # dashboard.max_history
+
+
+def served(request: Request) -> ServedRuns:
+    found: ServedRuns = request.app.state.runs
+    return found
+
+
+def settings(request: Request) -> Settings:
+    found: Settings = request.app.state.settings
+    return found
+
+
+def chosen(
+    runs: Annotated[ServedRuns, Depends(served)],
+    run: Annotated[str | None, Query(max_length=300, description="name of a run; without it the first")] = None,
+) -> ServedRun:
+    return runs.get(run)
+
+
+Step = Annotated[int | None, Query(ge=0, le=FURTHEST, description="a step; without it the newest")]
+
+
+def stretch(
+    first: Annotated[int | None, Query(alias="from", ge=0, le=FURTHEST, description="first step")] = None,
+    last: Annotated[int | None, Query(alias="to", ge=0, le=FURTHEST, description="last step, included")] = None,
+) -> tuple[int | None, int | None]:
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"from {first} is after to {last}")
+    return first, last
+
+
+Run = Annotated[ServedRun, Depends(chosen)]
+Runs = Annotated[ServedRuns, Depends(served)]
+Stretch = Annotated[tuple[int | None, int | None], Depends(stretch)]
+Layer = Annotated[str, Query(max_length=300, description="name, path or alias of a layer")]
+Configured = Annotated[Settings, Depends(settings)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NewBreakpoint(Body):
+    layer_name: str = Field(description="a layer, an alias, or a glob", examples=["Conv2D_1"])
+    condition: str | None = Field(None, examples=["layer_data['execution_time'] > 0.5"])
+    phase: str | None = Field(None, description="forward, backward or step; without it as early as can be")
+    enabled: bool = True
+    group: str | None = None
+    once: bool = False
+
+
+class WhichBreakpoint(Body):
+    layer_name: str = Field(examples=["Conv2D_1"])
+
+
+class ChangedBreakpoint(Body):
+    condition: str | None = None
+    phase: str | None = None
+    enabled: bool | None = None
+    group: str | None = None
+    once: bool | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Only what was sent: null clears a condition or a group and is no value for the rest."""
+        sent = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value for name, value in sent.items() if value is not None or name in ("condition", "group")}
+
+
+class GroupSwitch(Body):
+    group: str = Field(examples=["attention"])
+    enabled: bool
+
+
+class StepBy(Body):
+    unit: str = Field("layer", description="layer or step")
+
+
+class ConditionText(Body):
+    condition: str = Field(examples=["layer_data['grad_norm'] < 0.001"])
+
+
+class ReplayOrder(BaseModel):
+    model_config = ConfigDict(extra="allow")

@@ -1,0 +1,185 @@
+"""What the routes ask of a trace, as plain values. The one place where a view over the trace can be exchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuraldbg.analysis import profile
+from neuraldbg.errors import NotRecorded, UnknownName
+from neuraldbg.records import Kind, Phase, Site, SiteKind
+from neuraldbg.trace import Trace, rollup
+from neuraldbg.trace.heatmap import Heatmap
+from neuraldbg.trace.rolling import FIELDS
+from neuraldbg.trace.rollup import METRICS, Metric
+from neuraldbg.trace.tables import PHASE_CODE
+
+Span = tuple[int | None, int | None]
+NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
+LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
+LOOK_BACK = 1000  # steps
+KINDS: Final = ("activation", "gradient", "parameter", "update", "input", "target")
+_OF_THE_HOST: Final = ("cpu", "memory")
+
+
+def metric_of(name: str) -> Metric:
+    """A name of the table, or `kind.field` as the trace has it: `gradient.std`."""
+    kind, _, field = name.partition(".")
+    if name in METRICS or (kind in KINDS and field in FIELDS["stats"]):
+        return rollup.metric_of(name)
+    raise UnknownName("metric", name, METRICS, listed_by="/api/run")
+
+
+# -- one layer or one series over time ---------------------------------------------------------------------------------
+
+
+def series(trace: Trace, metric: str, layer: str | None, between: Span, points: int) -> dict[str, Any]:
+    """The smallest and the largest value of every stretch of steps, at most `points` of them."""
+    if layer is not None:
+        metric_of(metric)
+    elif metric not in series_names(trace):
+        raise UnknownName("series", metric, series_names(trace), listed_by="/api/run")
+    found = rollup.series(trace, metric, layer, between, points)
+    return {
+        "metric": metric,
+        "layer": layer,
+        "steps": found.steps.tolist(),
+        "min": _or_none(found.low),
+        "max": _or_none(found.high),
+        "nan_steps": found.steps[found.bad].tolist(),
+        "rows": int((found.count + found.nan).sum()),
+    }
+
+
+def series_names(trace: Trace) -> list[str]:
+    return sorted({site.path for site in trace.sites if site.kind is SiteKind.SERIES})
+
+
+def _or_none(values: NDArray[np.float64]) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]
+
+
+# -- all layers over time ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A heatmap as one byte a cell."""
+
+    cells: NDArray[np.uint8]
+    low: float | None
+    high: float | None
+    log: bool
+    layers: list[str]
+    edges: list[int]
+
+
+def heatmap(trace: Trace, metric: str, between: Span, width: int) -> Heatmap:
+    """Of a run that is over and was never rolled up, that is done now: it takes as long as one look at all its rows."""
+    wanted = metric_of(metric)
+    if trace.ended:
+        trace.rollups.update()
+    phases = (Phase.FORWARD,) if wanted.kind is Kind.SPAN else ()
+    found = rollup.heatmap(trace, wanted.field, wanted.kind, width, between, phases)
+    return found if wanted.factor == 1.0 else replace(found, values=found.values * wanted.factor)
+
+
+def picture(found: Heatmap) -> Picture:
+    values = found.values
+    measured = np.isfinite(values)
+    seen = values[measured]
+    if not seen.size:
+        cells = np.full(values.shape, NOT_MEASURED, np.uint8)
+        cells[found.nan] = NAN
+        return Picture(cells, None, None, False, found.layers, found.edges.tolist())
+    low, high = float(seen.min()), float(seen.max())
+    positive = seen[seen > 0]
+    log = bool(low >= 0 and positive.size and high > LOG_FROM * float(positive.min()))
+    if log:
+        low = float(positive.min())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.log(np.maximum(values, low) / low) / np.log(high / low)
+    else:
+        share = (values - low) / (high - low) if high > low else np.zeros(values.shape)
+    with np.errstate(invalid="ignore"):
+        cells = np.clip(np.nan_to_num(share * 253.0), 0, 253).astype(np.uint8)
+    cells[values == np.inf] = 253
+    cells[~measured & (values != np.inf)] = NOT_MEASURED
+    cells[found.nan] = NAN
+    return Picture(cells, low, high, log, found.layers, found.edges.tolist())
+
+
+# -- the newest numbers of all layers, for the stream ------------------------------------------------------------------
+
+FRAME_METRICS: Final = ("grad_norm", "mean_activation", "dead_ratio", "execution_time")
+
+
+def frame_layers(trace: Trace) -> list[Site]:
+    return [site for site in trace.sites if site.kind is SiteKind.MODULE]
+
+
+def frame(trace: Trace, sites: list[Site], step: int) -> dict[str, NDArray[np.float32]]:
+    """A number for every layer and metric; nan where this step has none."""
+    place = {site.id: at for at, site in enumerate(sites)}
+    found = {name: np.full(len(sites), np.nan, np.float32) for name in FRAME_METRICS}
+    for name in FRAME_METRICS:
+        metric = METRICS[name]
+        rows = trace.at(step, metric.kind)
+        keep = rows.phase == PHASE_CODE[Phase.FORWARD] if metric.kind is Kind.SPAN else np.ones(len(rows), bool)
+        if metric.field == "zero_ratio":
+            values = rows.zero_count / np.maximum(rows["count"], 1)
+        else:
+            values = rows[metric.field] * metric.factor
+        for site, value in zip(rows.site[keep].tolist(), values[keep].tolist(), strict=True):
+            if site in place:
+                found[name][place[site]] = value
+    return found
+
+
+def latest_scalars(trace: Trace, step: int) -> dict[str, float]:
+    rows = trace.at(step, Kind.SCALAR)
+    return dict(zip(rows.layers, rows.value.tolist(), strict=True))
+
+
+def settled_step(trace: Trace) -> int | None:
+    """The newest measured step that is recorded whole: while a run goes on, not the one being recorded."""
+    newest = trace.last_step_in("stats")
+    if newest is None or trace.ended or newest != trace.last_step:
+        return newest
+    before = trace.table("stats", ["step"], between=(newest - LOOK_BACK, newest - 1))["step"]
+    return int(before.max()) if len(before) else None
+
+
+# -- time and resources ------------------------------------------------------------------------------------------------
+
+
+def timed_step(trace: Trace, step: int | None) -> int | None:
+    """The step meant, the newest timed one without it; NotRecorded where a step has no times."""
+    newest = trace.last_step_in("spans")
+    if step is not None and not len(trace.table("spans", ["step"], (step, step))["step"]):
+        raise NotRecorded(f"no layer was timed at step {step}; the newest timed step is {newest}")
+    return newest if step is None else step
+
+
+def resources(trace: Trace, between: Span, points: int) -> dict[str, Any]:
+    """As `profile.resources`: every curve in at most `points` stretches, the smallest and the largest value of each."""
+    found = profile.resources(trace, between)
+    devices = {
+        name: {each: _thinned(curve, points) for each, curve in curves.items()} for name, curves in found["gpu"].items()
+    }
+    host = {group: {each: _thinned(curve, points) for each, curve in found[group].items()} for group in _OF_THE_HOST}
+    return {**host, "gpu": devices}
+
+
+def _thinned(curve: dict[str, Any], points: int) -> dict[str, Any]:
+    values = np.array(curve["values"], np.float64)
+    starts = np.arange(min(points, len(values))) * len(values) // max(1, min(points, len(values)))
+    return {
+        "steps": [curve["steps"][at] for at in starts],
+        "time_s": [curve["time_s"][at] for at in starts],
+        "min": _or_none(np.fmin.reduceat(values, starts)),
+        "max": _or_none(np.fmax.reduceat(values, starts)),
+    }

@@ -1,0 +1,194 @@
+"""The runs that are served: each opened once, read by one at a time, with a line to its trainer."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from neuraldbg.control.channel import ChannelClient
+from neuraldbg.errors import ChannelClosed, NeuralDbgError, UnknownRun, UsageError
+from neuraldbg.surfaces.liveness import is_alive
+from neuraldbg.trace import Trace, open_trace
+
+FRESH_S = 0.1
+ROOMY = 130e6  # bytes resident, shared libraries among them
+Event = dict[str, Any]
+
+
+class TrainerLine:
+    """Verbs to the trainer of a run. Connects when it is first needed, and again when the line was lost."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.listeners: list[Callable[[Event], None]] = []
+        self._client: ChannelClient | None = None
+        self._lock = threading.Lock()
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        """ChannelClosed where no trainer answers; ChannelError for what it refused."""
+        return self._connected().call(verb, **arguments)
+
+    def connected(self) -> bool:
+        try:
+            self._connected()
+        except ChannelClosed:
+            return False
+        return True
+
+    def _connected(self) -> ChannelClient:
+        with self._lock:
+            if self._client is not None and self._client.closed:
+                self._client.close()
+                self._client = None
+            if self._client is None:
+                self._client = ChannelClient(self.run_dir, on_event=self._heard)
+            return self._client
+
+    def _heard(self, event: Event) -> None:
+        for listener in list(self.listeners):
+            listener(event)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+
+def _no_allocator(_: int) -> int:
+    return 0
+
+
+try:
+    _TRIM: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+except (OSError, AttributeError, TypeError):  # not glibc
+    _TRIM = _no_allocator
+
+
+def give_back(trace: Trace) -> None:
+    """Once this process has grown: pages of the files that were looked at, and what queries took and the allocator
+    keeps (measured: 110 MB). Not always, since the next question then reads the files anew (measured: 20 ms)."""
+    if _resident_bytes() > ROOMY:
+        trace.release()
+        _TRIM(0)
+
+
+def _resident_bytes() -> float:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError, IndexError):
+        return math.inf
+
+
+class ServedRun:
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.path = path
+        self.name = name or path.name.removesuffix(".zip")
+        self._trace: Trace | None = None
+        self._lock = threading.Lock()
+        self._looked_s = 0.0
+        self._line: TrainerLine | None = None
+        self._findings: list[dict[str, Any]] | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[Trace]:
+        """The trace with what was recorded until now. One reader at a time: a refresh moves what others look at."""
+        with self._lock:
+            now = time.monotonic()
+            if self._trace is None:
+                self._trace, self._looked_s = open_trace(self.path), now
+            elif now - self._looked_s >= FRESH_S:
+                self._trace.refresh()
+                self._looked_s = now
+            try:
+                yield self._trace
+            finally:
+                give_back(self._trace)
+
+    @property
+    def line(self) -> TrainerLine:
+        if self._line is None:
+            with self.reading() as trace:  # of a zip the trace knows where it was unpacked to
+                self._line = self._line or TrainerLine(trace.path)
+        return self._line
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        return self.line.call(verb, **arguments)
+
+    def state(self) -> dict[str, Any]:
+        """running, paused, attached to nobody, finished, crashed or killed; where, when it is paused."""
+        try:
+            return {**self.call("state"), "attached": True}
+        except NeuralDbgError:
+            pass
+        with self.reading() as trace:
+            run = trace.run
+            if run.ended:
+                state = "crashed" if run.error or run.exit_code else "finished"
+            else:
+                state = "running" if is_alive(run) else "killed"
+            return {"state": state, "attached": False, "step": trace.last_step}
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What the analysing process has written; of a run that ended without one, found now and kept."""
+        with self.reading() as trace:
+            if (trace.path / "findings.jsonl").exists():
+                return trace.findings()
+            if not trace.run.ended and is_alive(trace.run):
+                return []
+            if self._findings is None:
+                from neuraldbg.analysis.summary import summarise
+
+                self._findings = [dict(one) for one in summarise(trace, alive=False).findings]
+            return self._findings
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        with self._lock:
+            if self._trace is not None:
+                self._trace.close()
+                self._trace = None
+
+
+class ServedRuns:
+    """By name, in the order they were asked for. The first is meant where a request names none."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._runs: dict[str, ServedRun] = {}
+        for path in paths:
+            run = ServedRun(path)
+            stem, number = run.name, 2
+            while run.name in self._runs:
+                run.name, number = f"{stem}-{number}", number + 1
+            self._runs[run.name] = run
+
+    def __iter__(self) -> Iterator[ServedRun]:
+        return iter(self._runs.values())
+
+    def open(self) -> None:
+        for run in self:
+            try:
+                with run.reading():
+                    pass
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise UsageError(f"cannot read {run.path}: {error}") from None
+
+    def get(self, name: str | None) -> ServedRun:
+        if name is None:
+            return next(iter(self._runs.values()))
+        if name not in self._runs:
+            raise UnknownRun(name, self._runs)
+        return self._runs[name]
+
+    def close(self) -> None:
+        for run in self:
+            run.close()
