@@ -114,6 +114,11 @@ class Core:
             return True
         return self.any_backward > 0 and isinstance(threading.current_thread(), threading._DummyThread)
 
+    def thread_trains(self) -> None:
+        if not self.local.trains:
+            self.local.trains = True
+            self.trainers += 1
+
     def ours_since(self, before: int) -> int:
         """Our own time inside of something that is timed. What is ours of another thread may lie there too or not:
         where several train, nothing is taken off."""

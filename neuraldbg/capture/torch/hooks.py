@@ -126,9 +126,7 @@ class PassWatch:
             return ignored
         for check in self.before_pass:
             check()
-        if not core.local.trains:
-            core.local.trains = True
-            core.trainers += 1
+        core.thread_trains()
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
         sampled = core.sampling and core.budget.pass_in_full(core.own_ns, start)
