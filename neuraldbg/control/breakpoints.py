@@ -196,12 +196,17 @@ class Breakpoints:
         raise UnknownBreakpoint(f"no layer {name!r} in this run; {hint}", near)
 
     def _found(self, which: int | str) -> list[Watched]:
-        found = [one for one in self._all.values() if which in (one.id, one.spec.layer)]
+        found = [one for one in self._all.values() if which in (one.id, one.spec.layer)] or self._by_other_name(which)
         if not found:
             near = nearest(str(which), [one.spec.layer for one in self._all.values()])
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise UnknownBreakpoint(f"no breakpoint {which!r}{hint}", near)
         return found
+
+    def _by_other_name(self, which: int | str) -> list[Watched]:
+        """Those of the very layers that this name means too: Conv2D_2 for conv2."""
+        meant = self.resolve(which) if self.resolve is not None and isinstance(which, str) else {}
+        return [one for one in self._all.values() if meant and set(one.layers) == set(meant.values())]
 
     def _touched(self) -> None:
         self.settle()

@@ -218,6 +218,15 @@ def test_names_are_taken_as_they_are_until_layers_are_known() -> None:
         table.add("haed")
 
 
+def test_a_breakpoint_goes_by_every_name_of_its_layer() -> None:
+    table = Breakpoints()
+    table.resolve = lambda name: {1: "conv2"} if name in ("conv2", "Conv2D_2") else {}
+    one = table.add("conv2")
+    with pytest.raises(UnknownBreakpoint):
+        table.remove("conv1")
+    assert table.remove("Conv2D_2") == [one]
+
+
 def test_the_same_breakpoint_again_is_the_same() -> None:
     table = Breakpoints()
     first = table.add("head", "step > 1")
