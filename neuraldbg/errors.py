@@ -88,7 +88,7 @@ class ConditionError(UsageError):
     def __init__(self, why: str, text: str, column: int) -> None:
         self.why, self.text, self.column = why, text, max(0, min(column, len(text)))
         shown = text if len(text) <= 120 and text.isprintable() else repr(text[:80])
-        super().__init__(f"bad condition {shown!r} at column {self.column}: {why}")
+        super().__init__(f"bad condition {shown!r} at character {self.column + 1}: {why}")
 
 
 class UnknownBreakpoint(UsageError):

@@ -21,6 +21,7 @@ from typing import Any
 from neuraldbg.capture.attachment import Attachment, Plan, package_parent
 from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
+from neuraldbg.control.breakpoints import split_break
 from neuraldbg.control.channel import ChannelServer
 from neuraldbg.control.gate import Gate
 from neuraldbg.control.server_file import STAY, how_to_continue
@@ -71,6 +72,7 @@ def run(request: Request) -> int:
     own_path = list(sys.path)
     program = load_module(request.target, request.args) if request.module else load_script(request.target, request.args)
     budget = parse_budget(request.budget)
+    gate = _gate(request)
     run_dir = _run_directory(request)
     share = None if budget.full else float(budget.ratio)
     viewer = Viewer(run_dir, request, own_path)
@@ -84,8 +86,8 @@ def run(request: Request) -> int:
         focus=tuple(request.settings.get("focus", ())),
         resources=viewer.running,
     )
-    control = Control(run_dir, request)
-    attachment = Attachment(plan, gate=control.gate)
+    control = Control(run_dir, request, gate)
+    attachment = Attachment(plan, gate=gate)
     attachment.start()
     _hide_own_imports()
     began = time.monotonic()
@@ -130,23 +132,29 @@ def _die_by_signal(outcome: Outcome) -> None:
 # -- control -----------------------------------------------------------------------------------------------------------
 
 
-class Control:
-    """The gate of this process, its first breakpoints, and the line over which a server reaches it."""
+def _gate(request: Request) -> Gate | None:
+    """With its first breakpoints: a mistake in one is told before anything is begun."""
+    if not request.breaking:
+        return None
+    gate = Gate(pausing=request.pausing, say=_say)
+    for text in request.breakpoints:
+        layer, phase, condition = split_break(text)
+        gate.breakpoints.add(layer, condition, phase=phase)
+    for kind in request.break_on:
+        gate.break_on(kind)
+    gate.prompt = request.prompt
+    return gate
 
-    def __init__(self, run_dir: Path, request: Request) -> None:
-        self._run_dir = run_dir
+
+class Control:
+    """The gate of this process in a run, and the line over which a server reaches it."""
+
+    def __init__(self, run_dir: Path, request: Request, gate: Gate | None) -> None:
+        self._run_dir, self._gate = run_dir, gate
         self._served, self._at_terminal = request.port is not None, request.prompt is not None
-        self.gate: Gate | None = None
         self._line: ChannelServer | None = None
-        if not request.breaking:
+        if gate is None:
             return
-        gate = self.gate = Gate(pausing=request.pausing, say=_say)
-        for text in request.breakpoints:
-            layer, _, condition = text.partition(" if ")
-            gate.breakpoints.add(layer, condition or None)
-        for kind in request.break_on:
-            gate.break_on(kind)
-        gate.prompt = request.prompt
         gate.run_dir = run_dir
         gate.how_to_answer = lambda: how_to_continue(run_dir) or f"`neural view {run_dir}` serves it"
         if request.step:
@@ -169,6 +177,10 @@ class Control:
         return self._served and self._at_terminal
 
     def close(self) -> None:
+        for one in self._gate.breakpoints if self._gate is not None else ():
+            if one.hit_count > one.trigger_count:
+                times = f"{one.hit_count} times" if one.hit_count > 1 else "once"
+                _say(f"breakpoint {one.id} ({one.spec.layer}) was hit {times} and stopped {one.trigger_count}")
         if self._line is not None:
             self._line.close()
 
@@ -231,8 +243,13 @@ class Viewer:
         options += _page_options(request) if request.port is not None else []
         search = [*(entry for entry in path if entry not in ("", os.getcwd())), package_parent()]
         code = f"import sys; sys.path[:] = {search!r}; from neuraldbg.surfaces.viewer import main; sys.exit(main())"
-        command = [sys.executable, "-c", code, str(run_dir), *options]
+        self._command = [sys.executable, "-c", code, str(run_dir), *options]
         self._process: subprocess.Popen[bytes] | None = None
+        self._start(self._command, reading)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._let_go)
+
+    def _start(self, command: list[str], reading: int) -> None:
         try:
             with _interrupts_held():
                 self._process = subprocess.Popen(command, pass_fds=(reading,), stdin=subprocess.DEVNULL)
@@ -240,12 +257,24 @@ class Viewer:
             print(f"neuraldbg: no verdict will be printed, the viewer did not start: {error}", file=sys.stderr)
         finally:
             os.close(reading)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._let_go)
 
     @property
     def running(self) -> bool:
         return self._process is not None
+
+    def _second(self, by: int) -> int:
+        """Somebody has killed the viewer: another one has the last word. The first could not give the bottom row
+        back."""
+        if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
+            sys.stderr.write("\x1b7\x1b[r\x1b8\x1b[J")
+        _say(f"the viewer was killed ({signal.Signals(-by).name}); the verdict comes from another one")
+        reading, writing = os.pipe()
+        at = self._command.index("--parent-fd") + 1
+        kept = [word for word in self._command if word != "--live"]
+        self._start([*kept[:at], str(reading), *kept[at + 1 :]], reading)
+        os.close(writing)
+        assert self._process is not None
+        return self._process.wait(VIEWER_PATIENCE_S)
 
     def _farewell(self) -> int:
         """Wait for Ctrl-C, whatever the script has made of it."""
@@ -272,15 +301,13 @@ class Viewer:
         if self._process is None:
             self._let_go()
             return 0
-        if stay:
-            with suppress(OSError):  # a viewer that is gone
+        if stay and self._process.poll() is None:
+            with suppress(OSError):  # it went in this very moment
                 os.write(self._writing, STAY)
         self._let_go()
         try:
             code = self._farewell() if stay else self._process.wait(VIEWER_PATIENCE_S)
-            if code < 0 and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
-                sys.stderr.write("\x1b[r")  # it was killed and could not give the bottom row back
-            return max(code, 0)
+            return max(code if code >= 0 else self._second(code), 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -190,13 +190,14 @@ class Stop:
     fill: Callable[[], None] | None = None  # measures what nobody has asked for yet
     frame: Any = None  # the user's innermost frame
     source: str | None = None
+    moment: str = "after the update"  # where no layer is at hand
 
     def place(self) -> dict[str, Any]:
         phase = "step" if self.phase is Phase.UPDATE else self.phase.value
         return {"step": self.step, "phase": phase, "layer": self.layer, "source": self.source}
 
     def title(self) -> str:
-        where = "after the update" if self.phase is Phase.UPDATE else f"{self.layer} {self.phase.value}"
+        where = self.moment if self.phase is Phase.UPDATE else f"at {self.layer} {self.phase.value}"
         return f"{where}, step {self.step}" + (f", {self.source}" if self.source else "")
 
 

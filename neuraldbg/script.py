@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from neuraldbg.errors import ScriptNotFound, StoppedOnNaN, nearest
+from neuraldbg.errors import AbortedByUser, ScriptNotFound, StoppedOnNaN, nearest
 
 STOPPED = 6  # the exit code of a run that --alert-on-nan stopped
 _OURS = str(Path(__file__).resolve().parent) + os.sep
@@ -131,6 +131,8 @@ def _uncaught(error: BaseException) -> Outcome:
         return Outcome(STOPPED, f"StoppedOnNaN: {error}", error_at=_last_line(error.__traceback__))
     _show(error)
     last = traceback.format_exception_only(type(error), error)[-1].strip()
+    if isinstance(error, AbortedByUser):
+        return Outcome(130, f"KeyboardInterrupt: {error}", int(signal.SIGINT))
     if isinstance(error, KeyboardInterrupt):
         return Outcome(130, last, int(signal.SIGINT))
     return Outcome(1, last, error_at=_last_line(error.__traceback__))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -46,8 +46,17 @@ class Watched:
     trigger_count: int = 0  # how often training really stopped there
     last_hit_step: int | None = None
     failed: str | None = None  # what its condition raised; it is off since
-    pending: bool = True  # no pass has run yet that could tell which layers it means
+    pending: bool = True  # no model has run yet that has a layer it means
     layers: tuple[str, ...] = ()  # the layers it means, once they are known
+
+    def told(self) -> str:
+        """In one line, as the prompt lists it."""
+        spec = self.spec
+        state = "on " if spec.enabled else "off"
+        phase = "step" if spec.phase is Phase.UPDATE else spec.phase.value
+        when = f" if {spec.condition}" if spec.condition else ""
+        note = f"  [{self.failed}]" if self.failed else "  [no such layer yet]" if self.pending else ""
+        return f"{self.id:>3} {state} {spec.layer} {phase}{when}  hits {self.hit_count}{note}"
 
     def as_dict(self) -> dict[str, Any]:
         phase = "step" if self.spec.phase is Phase.UPDATE else self.spec.phase.value
@@ -65,7 +74,7 @@ class Watched:
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class Breakpoints:
     """The set of one run. `changed` is called after every change of it."""
 
@@ -166,25 +175,34 @@ class Breakpoints:
     def any_enabled(self) -> bool:
         return any(one.spec.enabled for one in self._all.values())
 
+    def __iter__(self) -> Iterator[Watched]:
+        return iter(self.all())
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        return "\n".join(one.told() for one in self.all()) or "no breakpoints"
+
     def at(self, site: int) -> tuple[Watched, ...]:
         """Those that are on and mean this layer."""
         return self._by_site.get(site, ())
 
-    def settle(self) -> list[Watched]:
-        """Look up the layers again, once a model is known; those that mean no layer are returned."""
+    def lost(self) -> list[Watched]:
+        """Those that mean no layer that is known."""
+        return [one for one in self._all.values() if not one.layers]
+
+    def settle(self) -> None:
+        """Look up the layers again, once a model is known."""
         if self.resolve is None:
-            return []
+            return
         by_site: dict[int, list[Watched]] = {}
-        lost = []
         for one in self.all():
             found = self.resolve(one.spec.layer)
-            one.pending, one.layers = False, tuple(found.values())
-            if not found:
-                lost.append(one)
+            one.pending, one.layers = not found, tuple(found.values())
             for site in found if one.spec.enabled else ():
                 by_site.setdefault(site, []).append(one)
         self._by_site = {site: tuple(each) for site, each in by_site.items()}
-        return lost
 
     def _must_exist(self, name: str) -> None:
         """Once the layers are known a name that means none of them is refused. Before, it is taken as it is."""
@@ -211,6 +229,16 @@ class Breakpoints:
     def _touched(self) -> None:
         self.settle()
         self.changed()
+
+
+def split_break(text: str) -> tuple[str, str | None, str | None]:
+    """`LAYER [forward|backward|step] [if CONDITION]`, as it is typed: layer, phase, condition."""
+    place, sign, condition = f"{text} ".partition(" if ")
+    if sign and not condition.strip():
+        raise UsageError(f"{text.strip()!r} lacks its condition: LAYER if CONDITION")
+    words = place.split()
+    phase = words.pop() if len(words) > 1 and words[-1] in PHASES else None
+    return " ".join(words), phase, condition.strip() or None
 
 
 def _layer_name(layer: Any) -> str:

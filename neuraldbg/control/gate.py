@@ -149,7 +149,7 @@ class Gate:
                     self.prompt(self, stop, reasons)
                 else:
                     how = self.how_to_answer()
-                    self.say(f"paused at {stop.title()}: {'; '.join(reasons)}" + (f"; {how}" if how else ""))
+                    self.say(f"paused {stop.title()}: {'; '.join(reasons)}" + (f"; {how}" if how else ""))
                 while not self._open.is_set():
                     self.work(TICK_S)
             finally:
@@ -221,6 +221,10 @@ class Gate:
     def answered(self) -> bool:
         """Whether anybody could let a held training go on."""
         return self.prompt is not None or self.remote
+
+    def attended(self) -> bool:
+        """Whether somebody sits at the terminal."""
+        return self.prompt is not None
 
     def stop_each(self, unit: str) -> None:
         """From the very start: the first layer or step."""

@@ -122,7 +122,6 @@ class Trainer:
         self._pid = os.getppid()
         self._last_word = b""
         self._left = False
-        signal.signal(signal.SIGTERM, self._leave)
 
     def ended(self, *, timeout_s: float | None) -> bool:
         """Waits until the other end of the pipe is closed; False when the time is over before."""
@@ -141,10 +140,11 @@ class Trainer:
     @property
     def stays(self) -> bool:
         """It waits at a terminal with somebody who may look at the page."""
-        return self._last_word == STAY and not self._left
+        return self._last_word == STAY
 
     def wait_until_it_leaves(self) -> None:
         """SIGTERM is its farewell; a trainer that was killed has left too."""
+        signal.signal(signal.SIGTERM, self._leave)
         while not self._left and os.getppid() == self._pid:
             time.sleep(TICK_S)
 

@@ -97,7 +97,15 @@ class Names:
             found = self._pick(name, near, prefer)
             if found is not None:
                 return found
+        inner = self._without_model(name)
+        if inner is not None:
+            return self.resolve(inner, prefer=prefer)
         raise UnknownLayer(name, self._typeable())
+
+    def _without_model(self, name: str) -> str | None:
+        """`net.fc` is `fc` where there is one model, net: with a second one that would be its name."""
+        only = next(iter(self._model_names.values())) if len(self._model_names) == 1 else ""
+        return name[len(only) + 1 :] or None if only and name.startswith(f"{only}.") else None
 
     def twins(self, site: Site) -> list[Site]:
         """The site and those that are the same thing: a model and the root module of it."""

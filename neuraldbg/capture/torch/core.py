@@ -72,6 +72,7 @@ class Core:
     any_backward: int = 0  # backwards under way in all threads
     backwards: int = 0
     own_ns: int = 0  # time spent in our own code during the current step
+    held_ns: int = 0  # time that a held run has waited in all
     trainers: int = 0  # threads that have begun a pass
     recording: bool = True  # keep passes so that they can be run again
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate

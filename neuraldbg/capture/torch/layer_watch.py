@@ -16,7 +16,7 @@ from neuraldbg.capture.torch.tree import Layer
 from neuraldbg.records import Kind, Phase
 
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
-Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when we were done with it, the mark then
+Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
 
 
 class LayerWatch:
@@ -103,7 +103,8 @@ class LayerWatch:
             end = now_ns()
             core.own_ns += end - begin
             if layer.leaf:
-                self.last_backward[0] = (layer, end, one, core.device.mark() if gradient.is_cuda else None)
+                mark = core.device.mark() if gradient.is_cuda else None
+                self.last_backward[0] = (layer, end - core.held_ns, one, mark)
             elif last is not None:
                 self.last_backward[0] = (last[0], last[1] + end - begin, *last[2:])  # our own time is nobody's
 
@@ -117,8 +118,9 @@ class LayerWatch:
 
     def _charge_backward(self, last: Arrival, now: int, mark: Any) -> None:
         """The time since the previous output gradient arrived belongs to the layer whose gradient that was."""
-        layer, since, one, before = last
+        layer, awake, one, before = last
         recorder, step = self.core.recorder, self.core.recorder.step
+        since = awake + self.core.held_ns  # a run that was held in between is charged for none of it
         if before is None:
             recorder.span(layer.site, Phase.BACKWARD, (since, now - since), pass_id=one.id)
         elif mark is not None:

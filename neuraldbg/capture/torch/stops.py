@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from neuraldbg.trace.names import Names
 ACTIVATION = ("mean_activation", "std_activation", "min_activation", "max_activation", "norm_activation")
 GRADIENT = ("grad_mean", "grad_std", "grad_min", "grad_max", "grad_norm")
 MB = 1e6
+PASSES_TO_WAIT = 32  # before the first update; another model may come that has the layers somebody named
 
 
 class Gate(Protocol):
@@ -42,7 +44,7 @@ class Gate(Protocol):
     def follows_layers(self) -> bool: ...
     def reached(self, stop: Stop, watched: list[Any]) -> None: ...
     def hold(self, stop: Stop, reasons: list[str]) -> None: ...
-    def answered(self) -> bool: ...
+    def attended(self) -> bool: ...
     def say(self, text: str, /) -> None: ...
 
 
@@ -57,6 +59,7 @@ class Stops:
         self._hook = hook
         self._names: tuple[int, Names] | None = None
         self._settled = 0  # sites that the breakpoints were last looked up among
+        self._patience = PASSES_TO_WAIT  # for a model that has not run yet
         self._told_sync = False
         self._told_lost: set[int] = set()
         guard = core.guard
@@ -66,6 +69,7 @@ class Stops:
         self._reached = guard.inside("stopping")(gate.reached)  # an abort and Ctrl-C go through
         self._stay = guard.inside("holding")(gate.hold)
         core.take_part("pass_ended", "layers of breakpoints", self._pass_ended)
+        core.take_part("update_done", "layers of breakpoints", self._tell_lost)
 
     def watch_norms(self) -> None:
         """From now on the gradient norms of every update are there when it is done."""
@@ -84,16 +88,27 @@ class Stops:
         found = [site for site in names.match(pattern) if site.kind in (SiteKind.MODULE, SiteKind.MODEL)]
         return {site.id: names.canonical(site) for each in found for site in names.twins(each)}
 
-    def _pass_ended(self, *_: Any) -> None:
-        """Models are known once they have run: names that mean no layer are told with the nearest."""
+    def _look_up(self) -> None:
+        """Which layers the breakpoints mean, as soon as a model is known: before its first layer is left."""
         known = len(self.core.recorder.sites)
         if known != self._settled:
             self._settled = known
             self.gate.breakpoints.resolve = self.resolve
-            for lost in self.gate.breakpoints.settle():
-                if lost.id not in self._told_lost:
-                    self._told_lost.add(lost.id)
-                    self.gate.say(f"breakpoint {lost.id}: {self._why_lost(lost.spec.layer)}")
+            self.gate.breakpoints.settle()
+
+    def _pass_ended(self, *_: Any) -> None:
+        """Names that mean no layer of any model that has run are told with the nearest, each once."""
+        self._look_up()
+        self._patience = max(self._patience - 1, 0)
+        if self._patience == 0:
+            self._tell_lost()
+
+    def _tell_lost(self, *_: Any) -> None:
+        self._patience = 0
+        for lost in self.gate.breakpoints.lost():
+            if lost.id not in self._told_lost:
+                self._told_lost.add(lost.id)
+                self.gate.say(f"breakpoint {lost.id}: {self._why_lost(lost.spec.layer)}")
 
     def _why_lost(self, name: str) -> str:
         try:
@@ -106,8 +121,7 @@ class Stops:
 
     def layer_ran(self, module: nn.Module, one: Pass, values: tuple[Any, ...], duration_ns: int) -> None:
         """`values` = args, kwargs, output. Blocks where the gate says so."""
-        if not self._settled:
-            self._pass_ended()
+        self._look_up()
         prepared = self._forward(module, one, values, duration_ns)
         if prepared is not None:
             self._reach(*prepared)
@@ -182,7 +196,8 @@ class Stops:
     def hold(self, reason: str) -> None:
         """Right here, whatever the breakpoints say."""
         recorder = self.core.recorder
-        stop = self._between_layers(recorder.step, {"step": recorder.step, "loss": recorder.latest.get("loss")})
+        known = {"step": recorder.step, "loss": recorder.latest.get("loss")}
+        stop = replace(self._between_layers(recorder.step, known), moment="before the update")
         with self._held(stop):
             self._stay(stop, [reason])
 
@@ -233,6 +248,7 @@ class Stops:
         finally:
             held = now_ns() - begin
             self.core.own_ns += held
+            self.core.held_ns += held
             self.core.budget.held(held)
             if stop.frame is not None:
                 let_go(stop.frame)

@@ -11,11 +11,12 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
+from neuraldbg.control.breakpoints import split_break
 from neuraldbg.control.gate import Gate
-from neuraldbg.errors import NeuralDbgError, NotPaused
+from neuraldbg.errors import NeuralDbgError, NotPaused, UsageError
 from neuraldbg.records import Stop
 from neuraldbg.surfaces.terminal.tensor_picture import tensor_lines
 
@@ -23,7 +24,7 @@ PROMPT = "(neural) "
 HELP = """\
 c            continue                    n            run to the next layer
 s            run to the next step        q            leave the training, as Ctrl-C does
-b            list breakpoints            b LAYER [if CONDITION]   stop there from now on
+b            list breakpoints            b LAYER [backward] [if CONDITION]   set one
 d ID|LAYER   delete a breakpoint         on ID / off ID           switch one
 l [PATTERN]  layers                      v            values of this layer
 t [LAYER] [KIND] [SLICE]   a tensor: output, input, gradient, weight, bias, weight.grad
@@ -37,16 +38,12 @@ class TerminalPrompt:
         self._last = ""
 
     def __call__(self, gate: Gate, stop: Stop, reasons: list[str]) -> None:
-        self._print(f"paused at {stop.title()}: {'; '.join(reasons)}")
+        self._print(f"paused {stop.title()}: {'; '.join(reasons)}")
         with _completion(lambda: self._names(gate)):
             while not gate.open:
                 line = self._line(gate)
                 if line is None:
-                    self._print(
-                        "continued from elsewhere" if gate.open else "nobody is here any more: training goes on"
-                    )
-                    if not gate.open:
-                        gate.resume()
+                    self._left(gate)
                     return
                 self._do(line or self._last, gate, stop)
 
@@ -54,7 +51,7 @@ class TerminalPrompt:
         if gate.open:
             self._print("continued from elsewhere")
         else:
-            self._print("the terminal is gone: training goes on")
+            self._print("training goes on")
             gate.resume()
 
     def _do(self, line: str, gate: Gate, stop: Stop) -> None:
@@ -91,27 +88,25 @@ class TerminalPrompt:
 
     def _break(self, gate: Gate, _: Stop, rest: str) -> None:
         if rest:
-            layer, _sign, condition = rest.partition(" if ")
-            one = gate.breakpoints.add(layer.strip(), condition.strip() or None)
+            layer, phase, condition = split_break(rest)
+            one = gate.breakpoints.add(layer, condition, phase=phase)
             self._print(f"breakpoint {one.id} at {', '.join(one.layers) or one.spec.layer} ({one.as_dict()['phase']})")
             return
-        every = gate.breakpoints.all()
-        if not every:
-            self._print("no breakpoints; b LAYER [if CONDITION] makes one")
-        for one in every:
-            state = "on " if one.spec.enabled else "off"
-            when = f" if {one.spec.condition}" if one.spec.condition else ""
-            self._print(f"{one.id:>3} {state} {one.spec.layer}{when}  hits {one.hit_count}" + _failure(one.failed))
+        listed = [one.told() for one in gate.breakpoints]
+        listed += [f"    on  when {name} holds" for name, _ in gate.when]
+        listed += [f"    on  {kind}, when it is found  hits {hits}" for kind, hits in gate.kinds.items()]
+        for line in listed or ["no breakpoints; b LAYER [forward|backward|step] [if CONDITION] makes one"]:
+            self._print(line)
 
     def _delete(self, gate: Gate, _: Stop, rest: str) -> None:
-        removed = gate.breakpoints.remove(int(rest) if rest.isdigit() else rest)
+        removed = gate.breakpoints.remove(_named(rest))
         self._print(f"deleted {', '.join(str(one.id) for one in removed)}")
 
     def _on(self, gate: Gate, _: Stop, rest: str) -> None:
-        gate.breakpoints.change(int(rest) if rest.isdigit() else rest, enabled=True)
+        gate.breakpoints.change(_named(rest), enabled=True)
 
     def _off(self, gate: Gate, _: Stop, rest: str) -> None:
-        gate.breakpoints.change(int(rest) if rest.isdigit() else rest, enabled=False)
+        gate.breakpoints.change(_named(rest), enabled=False)
 
     def _layers(self, gate: Gate, stop: Stop, rest: str) -> None:
         wanted = self._names(gate, rest or "*")
@@ -140,9 +135,9 @@ class TerminalPrompt:
         scope = {} if frame is None else {**frame.f_globals, **frame.f_locals}
         try:
             self._print(repr(eval(rest, {**scope, **stop.tensors()})))
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except KeyboardInterrupt:
+            self._print("interrupted; Ctrl-C at the prompt ends the script")
+        except BaseException as error:  # noqa: BLE001  the expression is the user's
             self._print(f"{type(error).__name__}: {error}")
 
     def _tell_why(self, gate: Gate, _: Stop, __: str) -> None:
@@ -171,7 +166,7 @@ class TerminalPrompt:
             print(PROMPT, end="", file=self._out, flush=True)
         else:
             print(PROMPT, end="", flush=True)
-        if not self._wait_for_key(gate):
+        if not self._wait_for_key(gate, plain=plain):
             return None
         if not plain:
             print("\r", end="", flush=True)
@@ -180,9 +175,10 @@ class TerminalPrompt:
         except EOFError:
             return None
 
-    def _wait_for_key(self, gate: Gate) -> bool:
-        """Serves requests until a key is pressed: from then on the line editor has the terminal."""
-        with _single_keys():
+    def _wait_for_key(self, gate: Gate, *, plain: bool) -> bool:
+        """Serves requests until a key is pressed: from then on the line editor has the terminal. Without an editor
+        (`plain`) the terminal itself echoes what is typed, and hands over whole lines."""
+        with nullcontext() if plain else _single_keys():
             while not gate.open:
                 if select.select([sys.stdin], [], [], 0.1)[0]:
                     return True
@@ -231,13 +227,15 @@ def can_prompt() -> bool:
         return False
 
 
+def _named(rest: str) -> int | str:
+    if not rest:
+        raise UsageError("which one? b lists them by number and layer")
+    return int(rest) if rest.isdigit() else rest
+
+
 def _first_kind(stop: Stop) -> str:
     found = stop.tensors()
     return next((kind for kind in ("output", "gradient", "weight") if kind in found), "output")
-
-
-def _failure(why: str | None) -> str:
-    return f"  (off: {why})" if why else ""
 
 
 def _terminal_mode() -> list[Any] | None:

@@ -254,9 +254,10 @@ class OriginWatch:
             raise StoppedOnNaN(what, step, place)
 
     def _answered(self, what: str, step: int, place: str | None) -> bool:
-        """Where somebody can answer, the run is held instead, once, before the update; whoever goes on wants to."""
+        """Where somebody sits at the terminal the run is held instead, once, before the update; whoever goes on wants
+        to. Elsewhere it ends: a job that waits for a curl line all night is not what was asked for."""
         stops = self.core.stops
-        if stops is None or not stops.gate.answered():
+        if stops is None or not stops.gate.attended():
             return False
         self.stop = False
         stops.hold(str(StoppedOnNaN(what, step, place)))
