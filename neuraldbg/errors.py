@@ -17,7 +17,8 @@ NeuralDbgError
 |-- RunDirectoryError     a run directory that cannot be written
 |-- StoppedOnNaN          a NaN or Inf stopped the training, as asked; raised before it reaches the weights
 |-- ChannelError          what the training process answered to a request, or that it did not
-|   `-- ChannelClosed     there is no training process (any more)
+|   |-- ChannelClosed     there is no training process (any more)
+|   `-- ChannelSilent     there is one, and it does not answer
 |-- NotPaused             a request that only a paused (or only a running) training can serve
 |-- NotRecorded           a past value that is no longer, or never was, stored
 `-- AlreadyRegistered     two plug-ins of one name
@@ -107,6 +108,10 @@ class ChannelError(NeuralDbgError):
 
 
 class ChannelClosed(ChannelError):
+    pass
+
+
+class ChannelSilent(ChannelError):
     pass
 
 

@@ -6,12 +6,48 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from neuraldbg.control.breakpoints import KEYS
+from neuraldbg.control.conditions import LONGEST as LONGEST_CONDITION
 from neuraldbg.control.conditions import parse_condition
 from neuraldbg.control.gate import Gate
-from neuraldbg.errors import NotPaused, UsageError
+from neuraldbg.errors import AbortedByUser, NotPaused, UsageError
 from neuraldbg.records import Stop
 
+LONGEST_NAME = 300
+LONGEST_GROUP = 200
+LONGEST_TOLD = 1000  # of a summary, a reason
+_TEXTS = {
+    "layer_name": LONGEST_NAME,
+    "condition": LONGEST_CONDITION,
+    "group": LONGEST_GROUP,
+    "phase": 20,
+    "unit": 20,
+    "layer": LONGEST_NAME,
+    "kind": 100,
+    "slice": 200,
+}
+_FLAGS = ("enabled", "once")
 Arguments = Mapping[str, Any]
+
+
+def checked(given: Arguments) -> Arguments:
+    """What was sent, as far as its types and lengths are right: whatever a run keeps must be listable later."""
+    for name, value in given.items():
+        if name in _FLAGS and not isinstance(value, bool):
+            raise UsageError(f"{name} is true or false, not {_shown(value)}")
+        if name == "id" and (isinstance(value, bool) or not isinstance(value, int | str)):
+            raise UsageError(f"the id of a breakpoint is a number, not {_shown(value)}")
+        most = _TEXTS.get(name)
+        if most is None or value is None:
+            continue
+        if not isinstance(value, str):
+            raise UsageError(f"{name} is a text, not {_shown(value)}")
+        if name != "condition" and len(value) > most:  # a condition has an error of its own, with its place
+            raise UsageError(f"{name} has at most {most} characters; this one has {len(value)}")
+    return given
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) < 60 else f"a {type(value).__name__}"
 
 
 class Verbs:
@@ -26,10 +62,10 @@ class Verbs:
             "group": self._group,
             "check": self._check,
             "continue": lambda _: self._then(gate.resume),
-            "pause": lambda given: self._then(lambda: gate.pause(given.get("why"))),
-            "found": lambda given: gate.found(str(given.get("kind")), str(given.get("summary") or "")),
+            "pause": lambda given: self._then(lambda: gate.pause(_cut(given.get("why")) or None)),
+            "found": lambda given: gate.found(str(given.get("kind")), _cut(given.get("summary"))),
             "step": lambda given: self._then(lambda: gate.step(str(given.get("unit") or "layer"))),
-            "abort": lambda _: self._then(gate.abort),
+            "abort": lambda _: self._then(self._abort),
             "tensor": self._tensor,
         }
 
@@ -37,7 +73,21 @@ class Verbs:
         known = self._table.get(verb)
         if known is None:
             raise UsageError(f"no verb {verb!r}: {', '.join(self._table)}")
-        return known(arguments)
+        return known(checked(arguments))
+
+    def _abort(self) -> None:
+        """Ends the training as Ctrl-C does: where it is held, else at the next layer or update."""
+        gate = self.gate
+        if gate.paused:
+            gate.abort()
+            return
+
+        def leave(_: Stop) -> None:
+            gate.when = [each for each in gate.when if each[1] is not leave]  # once: who catches it may go on
+            gate.breakpoints.changed()
+            raise AbortedByUser("aborted from the debugger")
+
+        gate.break_when(leave, "abort")
 
     def _then(self, action: Callable[[], None]) -> dict[str, Any]:
         action()
@@ -51,9 +101,9 @@ class Verbs:
             given.get("layer_name") or "",
             given.get("condition"),
             phase=given.get("phase"),
-            enabled=bool(given.get("enabled", True)),
+            enabled=given.get("enabled", True),
             group=given.get("group"),
-            once=bool(given.get("once", False)),
+            once=given.get("once", False),
         )
         return one.as_dict()
 
@@ -65,6 +115,8 @@ class Verbs:
 
     def _change(self, given: Arguments) -> dict[str, Any]:
         fields = {name: value for name, value in given.items() if name != "id"}
+        if given.get("id") is None:
+            raise UsageError("which breakpoint? give its id")
         return self.gate.breakpoints.change(given["id"], **fields).as_dict()
 
     def _group(self, given: Arguments) -> list[dict[str, Any]]:
@@ -84,3 +136,7 @@ class Verbs:
 
         found: dict[str, Any] = self.gate.do(look)
         return found
+
+
+def _cut(text: Any) -> str:
+    return str(text or "")[:LONGEST_TOLD]
