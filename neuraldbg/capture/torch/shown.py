@@ -14,6 +14,7 @@ from neuraldbg.errors import UsageError
 
 MOST_NUMBERS = 4096
 BINS = 32
+FURTHEST = 2**48  # no tensor goes so far
 _PART = re.compile(r"\s*(?:(-?\d+)|(-?\d+)?\s*:\s*(-?\d+)?(?:\s*:\s*(\d+))?|(\.\.\.))\s*")
 
 
@@ -28,7 +29,7 @@ def shown_tensor(tensor: Tensor, part: str | None = None) -> dict[str, Any]:
     measured = measure(dense)
     try:
         chosen = dense[index] if index else dense
-    except IndexError as error:
+    except (IndexError, ValueError, RuntimeError) as error:
         raise UsageError(f"slice {part!r} does not fit the shape {list(dense.shape)}: {error}") from None
     names = ("count", "mean", "std", "min", "max", "l2", "zero_count", "nan_count", "inf_count")
     return {
@@ -56,6 +57,9 @@ def parse_slice(part: str | None) -> tuple[Any, ...]:
         if match is None:
             raise UsageError(f"{piece.strip()!r} is no part of a slice: write 0, :8 or ... as in 0, :8")
         at, start, stop, stride, rest = match.groups()
+        for number in (at, start, stop, stride):
+            if number is not None and abs(int(number)) > FURTHEST:
+                raise UsageError(f"{number} in a slice is further than any tensor goes")
         if rest:
             found.append(Ellipsis)
         elif at is not None:
