@@ -7,6 +7,7 @@ from typing import Any
 
 from neural.dashboard.breakpoints import BreakpointManager
 from neuraldbg.control.conditions import parse_condition
+from neuraldbg.control.verbs import checked
 from neuraldbg.errors import NotPaused, UsageError
 
 Arguments = Mapping[str, Any]
@@ -33,7 +34,7 @@ class RemoteBreakpoints:
         known = self._table.get(verb)
         if known is None:
             raise UsageError(f"{verb!r} is not for a run that is pushed by hand: {', '.join(self._table)}")
-        return known(arguments)
+        return known(checked(arguments))
 
     def state(self) -> dict[str, Any]:
         manager = self._manager

@@ -127,6 +127,10 @@ class Training:
         stop = Stop(self.step, phase, name, site, values, describe=_described)
         self.gate.reached(stop, self.gate.watched(site, phase))
 
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
     def close(self) -> None:
         self.done = True
         self.gate.breakpoints.clear()

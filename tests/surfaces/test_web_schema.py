@@ -117,7 +117,7 @@ def test_every_route_of_the_seeds_and_of_the_page_is_declared(declared: dict[str
         "GET /api/flame", "GET /api/trace.json", "GET /api/summary", "GET /api/resources", "GET /api/compare",
         "POST /api/replay", "GET /api/jobs/{id}", "GET /api/tensor", "GET /health", "GET /health/live",
         "GET /health/ready", "GET /api/debugger/status", "GET /api/debugger/trace", "GET /api/debugger/variables",
-        "GET /api/debugger/progress",
+        "GET /api/debugger/progress", "POST /api/abort",
     } <= set(declared)  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from neuraldbg.control.verbs import LONGEST_GROUP, LONGEST_NAME
 from neuraldbg.errors import UsageError
 from neuraldbg.surfaces.web.runs import ServedRun, ServedRuns
 
@@ -63,25 +64,32 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+Phase = Annotated[
+    str | None, Field(max_length=20, description="forward, backward or step; without it as early as can be")
+]
+Group = Annotated[str | None, Field(max_length=LONGEST_GROUP, description="a name to switch several together by")]
+Once = Annotated[bool, Field(description="gone after its first hit")]
+
+
 class NewBreakpoint(Body):
-    layer_name: str = Field(description="a layer, an alias, or a glob", examples=["Conv2D_1"])
+    layer_name: str = Field(max_length=LONGEST_NAME, description="a layer, an alias, or a glob", examples=["Conv2D_1"])
     condition: str | None = Field(None, examples=["layer_data['execution_time'] > 0.5"])
-    phase: str | None = Field(None, description="forward, backward or step; without it as early as can be")
+    phase: Phase = None
     enabled: bool = True
-    group: str | None = None
-    once: bool = False
+    group: Group = None
+    once: Once = False
 
 
 class WhichBreakpoint(Body):
-    layer_name: str = Field(examples=["Conv2D_1"])
+    layer_name: str = Field(max_length=LONGEST_NAME, examples=["Conv2D_1"])
 
 
 class ChangedBreakpoint(Body):
     condition: str | None = None
-    phase: str | None = None
+    phase: Phase = None
     enabled: bool | None = None
-    group: str | None = None
-    once: bool | None = None
+    group: Group = None
+    once: Once | None = None
 
     def given(self) -> dict[str, Any]:
         """Only what was sent: null clears a condition or a group and is no value for the rest."""
@@ -90,12 +98,12 @@ class ChangedBreakpoint(Body):
 
 
 class GroupSwitch(Body):
-    group: str = Field(examples=["attention"])
+    group: str = Field(max_length=LONGEST_GROUP, examples=["attention"])
     enabled: bool
 
 
 class StepBy(Body):
-    unit: str = Field("layer", description="layer or step")
+    unit: str = Field("layer", max_length=20, description="layer or step")
 
 
 class ConditionText(Body):

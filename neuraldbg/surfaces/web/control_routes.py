@@ -1,4 +1,4 @@
-"""Routes that reach the training process: breakpoints, continue, pause, step, tensors."""
+"""Routes that reach the training process: breakpoints, continue, pause, step, abort, tensors."""
 
 from __future__ import annotations
 
@@ -105,6 +105,14 @@ def step(run: Run, body: StepBy | None = None) -> StrictJSON:
     unit = body.unit if body is not None else "layer"
     answer = run.call("step", unit=unit)
     return StrictJSON({"status": "success", "message": f"Execution pauses at the next {unit}", **_state(answer)})
+
+
+@router.post("/api/abort", responses=problems(400), summary="End the training as Ctrl-C does, paused or running")
+def abort(run: Run) -> StrictJSON:
+    before = run.call("state").get("state")
+    answer = run.call("abort")
+    where = "here" if before == "paused" else "at the next layer"
+    return StrictJSON({"status": "success", "message": f"Training ends {where}", **_state(answer)})
 
 
 def _state(answer: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,12 +19,13 @@ OF_A_RUN = problems(404, 422, 503)
 
 
 @router.get("/health", summary="Whether the server answers")
-def health() -> StrictJSON:
+async def health() -> StrictJSON:
+    """Without a thread: it answers even where all of them wait for a training process."""
     return StrictJSON({"status": "healthy", "service": "neuraldbg", "version": own_version()})
 
 
 @router.get("/health/live", summary="Whether the process lives")
-def live() -> StrictJSON:
+async def live() -> StrictJSON:
     return StrictJSON({"status": "alive"})
 
 
@@ -40,10 +42,10 @@ def status(run: Run) -> StrictJSON:
 
 def status_of(run: ServedRun, state: dict[str, Any] | None = None) -> dict[str, Any]:
     now = state or run.state()
-    try:
-        breakpoints = [one["layer_name"] for one in run.call("breakpoints")]
-    except NeuralDbgError:
-        breakpoints = []
+    breakpoints: list[str] = []
+    if now["state"] != "unresponsive":
+        with suppress(NeuralDbgError):
+            breakpoints = [one["layer_name"] for one in run.call("breakpoints")]
     step = now.get("step")
     if step is None:
         with run.reading() as trace:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from neuraldbg.control.channel import ChannelClient
-from neuraldbg.errors import ChannelClosed, NeuralDbgError, UnknownRun, UsageError
+from neuraldbg.errors import ChannelError, ChannelSilent, UnknownRun, UsageError
 from neuraldbg.surfaces.liveness import is_alive
 from neuraldbg.trace import Trace, open_trace
 
 FRESH_S = 0.1
+AT_ONCE = 5  # requests that may wait for one trainer: fewer than the threads that answer
+BUSY_S = 0.25
 ROOMY = 130e6  # bytes resident, shared libraries among them
 Event = dict[str, Any]
 
@@ -30,17 +32,17 @@ class TrainerLine:
         self.listeners: list[Callable[[Event], None]] = []
         self._client: ChannelClient | None = None
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(AT_ONCE)
 
     def call(self, verb: str, **arguments: Any) -> Any:
-        """ChannelClosed where no trainer answers; ChannelError for what it refused."""
-        return self._connected().call(verb, **arguments)
-
-    def connected(self) -> bool:
+        """ChannelClosed where there is no trainer, ChannelSilent where it does not answer; ChannelError for what it
+        refused. Only so many wait for it at once: a trainer that was stopped must not hold up what needs none."""
+        if not self._places.acquire(timeout=BUSY_S):
+            raise ChannelSilent(f"busy: {AT_ONCE} requests wait for the training process already; try again")
         try:
-            self._connected()
-        except ChannelClosed:
-            return False
-        return True
+            return self._connected().call(verb, **arguments)
+        finally:
+            self._places.release()
 
     def _connected(self) -> ChannelClient:
         with self._lock:
@@ -124,18 +126,24 @@ class ServedRun:
         return self.line.call(verb, **arguments)
 
     def state(self) -> dict[str, Any]:
-        """running, paused, attached to nobody, finished, crashed or killed; where, when it is paused."""
+        """running, paused (and where), unresponsive, finished, crashed or killed. Unresponsive is a training process
+        that is there and says nothing: stopped, or too busy to answer."""
+        silent = False
         try:
-            return {**self.call("state"), "attached": True}
-        except NeuralDbgError:
+            told = self.call("state")
+            if isinstance(told, dict) and isinstance(told.get("state"), str):
+                return {**told, "attached": True}
+        except ChannelSilent:
+            silent = True
+        except ChannelError:
             pass
         with self.reading() as trace:
             run = trace.run
             if run.ended:
                 state = "crashed" if run.error or run.exit_code else "finished"
             else:
-                state = "running" if is_alive(run) else "killed"
-            return {"state": state, "attached": False, "step": trace.last_step}
+                state = "unresponsive" if silent else "running" if is_alive(run) else "killed"
+            return {"state": state, "attached": state == "unresponsive", "step": trace.last_step}
 
     def findings(self) -> list[dict[str, Any]]:
         """What the analysing process has written; of a run that ended without one, found now and kept."""

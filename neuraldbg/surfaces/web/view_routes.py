@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from neuraldbg.analysis import profile
 from neuraldbg.errors import NeuralDbgError, NotRecorded, UnknownLayer, UnknownName, nearest
+from neuraldbg.surfaces.live_analysis import NOT_READABLE
 from neuraldbg.surfaces.web import data, inspector
 from neuraldbg.surfaces.web.answers import StrictJSON, problem, problems
 from neuraldbg.surfaces.web.asking import Configured, Layer, ReplayOrder, Run, Runs, Step, Stretch
@@ -47,9 +48,12 @@ def _breakpoint(run: ServedRun, layer: str, aliases: list[str]) -> dict[str, Any
 def runs(runs: Runs) -> StrictJSON:
     found = []
     for run in runs:
-        with run.reading() as trace:
-            entry = inspector.run_entry(trace, run.name)
-        found.append({**entry, "state": run.state()["state"]})
+        try:
+            with run.reading() as trace:
+                entry = inspector.run_entry(trace, run.name)
+            found.append({**entry, "state": run.state()["state"]})
+        except NOT_READABLE as error:  # one that cannot be read now does not hide the others
+            found.append({"name": run.name, "state": "unreadable", "error": f"{type(error).__name__}: {error}"})
     return StrictJSON({"runs": found})
 
 
