@@ -104,7 +104,7 @@ class Network:
         if flat is not None:
             place.flat_share = float(flat.float().mean())
             _narrow(place, "stuck", flat.all(0))
-        if place.looks == 1:
+        if place.looks == 1 or place.looks >= FIRST_LOOKS:  # later looks are rare: who reads along hears of each
             self._write(place)
 
     def _end(self) -> None:
