@@ -1,11 +1,12 @@
 """What a breakpoint condition costs beside the same expression as raw compiled Python: the ratio, interleaved.
 
-python benchmarks/conditions.py
+python benchmarks/conditions.py     exit code 0: every median is within the bar; 1: one is above
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import timeit
 
 import numpy as np
@@ -21,9 +22,11 @@ CONDITIONS = (
 )
 DATA = {"execution_time": 0.1, "memory": 12.0, "grad_norm": 0.02, "mean_activation": 0.3, "step": 7}
 ROUNDS, CALLS = 41, 20_000
+BAR = 1.5  # times raw compiled Python
 
 
-def main() -> None:
+def main() -> int:
+    slow = []
     for text in CONDITIONS:
         ours = parse_condition(text, DATA).holds
         code = compile(text, "<raw>", "eval")
@@ -37,7 +40,11 @@ def main() -> None:
         low, high = ratios[len(ratios) // 20], ratios[-len(ratios) // 20]
         cost = statistics.median(cost for _, cost in pairs)
         print(f"{statistics.median(ratios):.2f} ({low:.2f}-{high:.2f})  {cost:5.0f} ns  {text}")
+        if statistics.median(ratios) > BAR:
+            slow.append(text)
+    print(f"bar {BAR}x: " + (f"MISSED by {len(slow)} of {len(CONDITIONS)}" if slow else "holds for every condition"))
+    return 1 if slow else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
