@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,10 @@ PROFILING_KEYS = (
     "distributed_metrics",
     "backend_comparison",
 )
+USAGE = """usage: python neural/dashboard/dashboard.py [-h]
+
+Serves the page and the API for every run in ./neuraldbg_runs, the newest first, until Ctrl-C. Host and port come from
+config.yaml or NEURALDBG_HOST and NEURALDBG_PORT; `neural view RUN --port N` serves one run."""
 TRACE_DATA: list[dict[str, Any]] = []
 trace_data = TRACE_DATA
 MODEL_DATA: dict[str, Any] = {}
@@ -249,8 +253,14 @@ def can_answer() -> bool:
     return "channel" in globals()
 
 
-def main() -> int:
+def main(words: Sequence[str] = ()) -> int:
     """Serves the runs of the current folder until Ctrl-C."""
+    if {"-h", "--help"} & set(words):
+        print(USAGE)
+        return 0
+    if words:
+        print(f"neuraldbg: {words[0]!r} is no option of the dashboard; {USAGE}", file=sys.stderr)
+        return 2
     from neural.dashboard.serving import serve_folder
 
     return serve_folder(Path.cwd())
@@ -260,4 +270,4 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its files are no modules of their own
     from neural.dashboard.dashboard import main as serve_here
 
-    sys.exit(serve_here())
+    sys.exit(serve_here(sys.argv[1:]))

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from neuraldbg.errors import UnknownName, UsageError
+from neural.dashboard.hooks import UnknownEvent
+from neuraldbg.errors import UsageError
 
 EVENTS = ("on_start", "on_pause", "on_stop", "on_step", "on_breakpoint")
 
@@ -38,7 +39,7 @@ class DebuggerBackend:
 
     def register_callback(self, event: str, callback: Callable[..., Any]) -> None:
         if event not in self._callbacks:
-            raise UnknownName("event", event, EVENTS, listed_by=", ".join(EVENTS))
+            raise UnknownEvent(event, EVENTS)
         self._callbacks[event].append(callback)
 
     def handle_start(self) -> dict[str, Any]:

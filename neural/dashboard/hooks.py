@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from neuraldbg.errors import UnknownName
+from neuraldbg.errors import UsageError, nearest
 
 log = logging.getLogger("neuraldbg")
 EVENTS = (
@@ -42,6 +42,15 @@ _OTHER_NAMES = {
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class UnknownEvent(UsageError):
+    """A moment that nothing is called at."""
+
+    def __init__(self, event: object, known: Sequence[str]) -> None:
+        self.nearest = nearest(str(event), known)
+        near = f"did you mean {self.nearest[0]!r}?" if self.nearest else f"there are {', '.join(known)}"
+        super().__init__(f"no event {event!r}; {near}")
+
+
 class Hooks:
     """Who wants to hear of what. A function that fails is told of once and called no more: training goes on."""
 
@@ -51,14 +60,17 @@ class Hooks:
         self._announcer: Any = None
 
     def register(self, event: str, function: Callable[..., Any]) -> None:
-        if event not in self._functions:
-            raise UnknownName("event", event, EVENTS, listed_by=", ".join(EVENTS))
+        self.must_know(event)
         self._functions[event].append(function)
         if event in _WATCHED and self._watch is None:
             from neuraldbg.capture.importing import ImportWatch
 
             self._watch = ImportWatch("torch", self._torch_imported)
             self._watch.install()
+
+    def must_know(self, event: str) -> None:
+        if event not in self._functions:
+            raise UnknownEvent(event, EVENTS)
 
     def unregister(self, function: Callable[..., Any]) -> None:
         """The last one takes our hooks in the framework with it."""
@@ -140,8 +152,7 @@ def register_hook(event: str) -> Callable[[Function], Function]:
         hooks.register(event, function)
         return function
 
-    if event not in EVENTS:
-        raise UnknownName("event", event, EVENTS, listed_by=", ".join(EVENTS))
+    hooks.must_know(event)
     return register
 
 

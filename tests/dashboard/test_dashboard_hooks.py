@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from neural.dashboard import dashboard
-from neural.dashboard.hooks import register_hook, unregister_hook
+from neural.dashboard.hooks import UnknownEvent, register_hook, unregister_hook
 from neural.dashboard.profiler_utils import LayerExecutionWrapper, anomaly_monitor, breakpoint_helper
 from neuraldbg.control.channel import channel
 from neuraldbg.control.server_file import how_to_continue
-from neuraldbg.errors import ChannelClosed, ChannelError, UnknownName, UsageError
+from neuraldbg.errors import ChannelClosed, ChannelError, UsageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,8 +106,12 @@ def test_unregistering_the_last_takes_the_hooks_of_the_framework_away() -> None:
 
 
 def test_an_unknown_moment_answers_with_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="after_layer"):
+    with pytest.raises(UnknownEvent, match="after_layer"):
         register_hook("after_layr")
+    with pytest.raises(UnknownEvent) as refused:
+        register_hook("zork")
+    assert str(refused.value).startswith("no event 'zork'; there are before_layer, after_layer, ")
+    assert "run" not in str(refused.value)
 
 
 def test_layers_by_hand_breakpoints_and_anomalies_are_moments_too() -> None:
@@ -191,7 +195,7 @@ def test_the_page_reaches_the_breakpoints_of_a_pushed_run() -> None:
         assert [one["trigger_count"] for one in page.call("breakpoints")] == [1]
         assert page.call("change", id=added["id"], enabled=False)["enabled"] is False
         assert page.call("group", group="g", enabled=True)[0]["enabled"] is True
-        with pytest.raises(ChannelError, match="column"):
+        with pytest.raises(ChannelError, match="character 1"):
             page.call("add", layer_name="x", condition="__import__('os')")
         assert page.call("remove", layer_name="Conv2D_1")[0]["id"] == added["id"]
         with pytest.raises(ChannelError, match="by hand"):
@@ -213,6 +217,17 @@ def test_the_module_runs_as_a_script_and_says_when_there_is_nothing(tmp_path: Pa
     assert done.returncode == 2
     assert "no data available" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("word", "code"), [("--help", 0), ("-h", 0), ("--prot", 2)])
+def test_the_module_as_a_script_says_how_it_is_used(tmp_path: Path, word: str, code: int) -> None:
+    script = ROOT / "neural" / "dashboard" / "dashboard.py"
+    done = subprocess.run(
+        [sys.executable, str(script), word], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == code
+    assert "usage: python neural/dashboard/dashboard.py" in (done.stderr if code else done.stdout)
+    assert "neural view RUN --port N" in done.stdout + done.stderr
 
 
 def test_the_module_as_a_script_serves_the_runs_of_the_folder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from neural.dashboard import dashboard
 from neural.dashboard.breakpoints import BreakpointManager
 from neural.dashboard.debugger_backend import DebuggerBackend
+from neural.dashboard.hooks import UnknownEvent
 from neural.dashboard.performance import PerformanceProfiler, UnpairedLayer
 from neural.dashboard.profiler_utils import (
     LayerExecutionWrapper,
@@ -22,7 +23,7 @@ from neural.dashboard.profiler_utils import (
     initialize_helpers,
     layer_profiler,
 )
-from neuraldbg.errors import ConditionError, UnknownBreakpoint, UnknownName, UsageError
+from neuraldbg.errors import ConditionError, UnknownBreakpoint, UsageError
 
 # -- breakpoints -------------------------------------------------------------------------------------------------------
 
@@ -298,7 +299,7 @@ def test_lines_with_breakpoints_pause() -> None:
     assert backend.handle_remove_breakpoint(12)["breakpoints"] == []
     with pytest.raises(UsageError):
         backend.handle_add_breakpoint(-1)
-    with pytest.raises(UnknownName, match="on_pause"):
+    with pytest.raises(UnknownEvent, match="on_pause"):
         backend.register_callback("on_paus", print)
     backend.update_progress("forward", forward=0.5)
     assert backend.progress == {"forwardPass": 0.5, "backwardPass": None, "currentPhase": "forward"}
