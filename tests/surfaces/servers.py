@@ -37,7 +37,9 @@ def asking(*paths: Path, **changes: Any) -> Iterator[TestClient]:
     policy = Policy(**{"uid_of": lambda _: os.getuid(), **changes})
     try:
         with TestClient(make_app(runs, policy), base_url=f"http://{policy.host}:{policy.port}") as client:
-            client.get("/health")  # starts the worker thread: it is ours, and not left behind by the first who asks
+            client.get(
+                "/favicon.svg"
+            )  # starts the worker thread: it is ours, and not left behind by the first who asks
             yield client
     finally:
         runs.close()

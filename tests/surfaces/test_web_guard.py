@@ -44,7 +44,7 @@ def far(run_dir: Path) -> Iterator[TestClient]:
     """Bound to an address that others can reach."""
     with asking(run_dir, host="0.0.0.0", token="secret") as client:
         client.base_url = "http://10.1.2.3:8050"
-        client.get("/health", headers={"authorization": "Bearer secret"})
+        client.get("/favicon.svg", headers={"authorization": "Bearer secret"})
         yield client
 
 

@@ -246,7 +246,9 @@ def test_what_is_not_in_this_version_says_so(client: TestClient) -> None:
 def test_without_a_trainer_control_is_503_and_says_why(client: TestClient, method: str, path: str) -> None:
     response = client.request(method, path)
     assert response.status_code == 503
-    assert response.json() == {"error": "no training process is attached to good"}
+    assert response.json() == {
+        "error": "no training process is attached to good (it has ended, or was started with --headless)"
+    }
 
 
 @pytest.mark.parametrize(
