@@ -92,6 +92,8 @@ def run(request: Request) -> int:
     _hide_own_imports()
     began = time.monotonic()
     outcome = program.run()
+    if gate is not None and outcome.signal is not None:
+        gate.retire()  # a thread that is held would be waited for
     _wait_for_threads()
     attachment.close(
         exit_code=outcome.exit_code,
@@ -237,6 +239,7 @@ class Viewer:
         reading, self._writing = os.pipe()
         options = ["--parent-fd", str(reading), "--max-disk", str(request.max_disk_bytes)]
         options += ["--live"] if request.live else []
+        options += ["--eager"] if request.break_on else []
         options += ["--export", str(request.export)] if request.export else []
         options += ["--json"] if request.json else []
         options += ["--fail-on", request.fail_on] if request.fail_on else []

@@ -256,7 +256,86 @@ def test_layers_are_left_alone_while_only_updates_can_stop(gate: Gate) -> None:
     gate.break_on("nan_loss")
     assert (gate.active, gate.at_layers) == (True, False)
     gate.found("nan_loss", "the loss is NaN")
-    assert gate.at_layers
+    assert not gate.at_layers
+
+
+def test_what_is_found_stops_after_the_next_update_and_all_of_it_is_told(gate: Gate) -> None:
+    gate.break_on("dead_neurons")
+    gate.break_on("no_learning")
+    gate.found("dead_neurons", "units are dead")
+    gate.found("no_learning", "the loss stands still")
+    training = Training(gate, 3)
+    eventually(lambda: gate.paused)
+    state = gate.state()
+    assert state["phase"] == "step"
+    assert state["reasons"] == ["dead_neurons: units are dead", "no_learning: the loss stands still"]
+    gate.resume()
+    assert training.finished.wait(10)
+
+
+def test_the_held_thread_may_run_layers_itself(gate: Gate) -> None:
+    """`p model(x)` at a breakpoint in the model."""
+    gate.breakpoints.add("head")
+    training = Training(gate, 1)
+    eventually(lambda: gate.paused)
+
+    def again(stop: Stop) -> str:
+        gate.reached(stop, gate.watched(3, Phase.FORWARD))
+        gate.hold(stop, ["again"])
+        return "done"
+
+    assert gate.do(again, timeout_s=5) == "done"
+    assert [one.hit_count for one in gate.breakpoints] == [1]
+    gate.resume()
+    assert training.finished.wait(10)
+
+
+def test_a_prompt_that_fails_is_not_asked_again_and_breakpoints_stay(gate: Gate) -> None:
+    asked = []
+
+    def prompt(*_: object) -> None:
+        asked.append(1)
+        raise OSError("the terminal is gone")
+
+    gate.prompt = prompt
+    one = gate.breakpoints.add("head")
+    training = Training(gate, 2)
+    eventually(lambda: gate.paused)
+    gate.resume()
+    eventually(lambda: gate.paused)
+    gate.resume()
+    assert training.finished.wait(10)
+    assert (asked, one.trigger_count) == ([1], 2)
+
+
+def test_without_a_server_a_prompt_that_fails_lets_training_go_on(gate: Gate) -> None:
+    def prompt(*_: object) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    gate.prompt, gate.remote = prompt, False
+    gate.breakpoints.add("head")
+    assert Training(gate, 2).finished.wait(10)
+
+
+def test_nobody_who_hears_is_no_reason_to_fail(gate: Gate) -> None:
+    def say(_: str) -> None:
+        raise BrokenPipeError
+
+    gate.say = say
+    gate.breakpoints.add("head")
+    training = Training(gate, 1)
+    eventually(lambda: gate.paused)
+    gate.resume()
+    assert training.finished.wait(10)
+    assert training.ended is None
+
+
+def test_after_the_script_nothing_is_held(gate: Gate) -> None:
+    gate.breakpoints.add("head")
+    training = Training(gate, 5)
+    eventually(lambda: gate.paused)
+    gate.retire()
+    assert training.finished.wait(10)
 
 
 def test_groups_are_switched_together() -> None:
