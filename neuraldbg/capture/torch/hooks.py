@@ -202,6 +202,8 @@ class PassWatch:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
         else:
             differentiable = [t for t in tensors(rest[-1]) if t.requires_grad] if finished else []
+            if one.compiled:
+                self.layers.mark_packed(differentiable)
             for slot, tensor in enumerate(differentiable):
                 self._mark_when_trained(one, tensor, slot)
             self._keep_open(one)

@@ -185,6 +185,12 @@ class Pass:
     arrived: dict[int, Tensor] | None = None  # gradients of its outputs, until the update
 
     @property
+    def compiled(self) -> bool:
+        """As a whole: nobody sees its layers."""
+        root = self.model.ref()
+        return self.model.wrapper == "OptimizedModule" or getattr(root, "_compiled_call_impl", None) is not None
+
+    @property
     def phase(self) -> Phase:
         return Phase.FORWARD if self.grad else Phase.EVAL
 

@@ -97,10 +97,10 @@ class Stops:
             self.gate.breakpoints.resolve = self.resolve
             self.gate.breakpoints.settle()
 
-    def _pass_ended(self, one: Pass, root: Any, *_: Any) -> None:
+    def _pass_ended(self, one: Pass, *_: Any) -> None:
         """Names that mean no layer of any model that has run are told with the nearest, each once."""
         self._look_up()
-        if self.gate.at_layers and not self._told_compiled and _is_compiled(one, root):
+        if self.gate.at_layers and not self._told_compiled and one.compiled:
             self._told_compiled = True
             self.gate.say(COMPILED)
         self._patience = max(self._patience - 1, 0)
@@ -284,10 +284,6 @@ class Stops:
         if not self._told_sync and any(t.is_cuda for t in tensors(values)):
             self._told_sync = True
             self.gate.say("a condition on a layer that runs on the GPU waits for the GPU at every execution")
-
-
-def _is_compiled(one: Pass, root: Any) -> bool:
-    return one.model.wrapper == "OptimizedModule" or getattr(root, "_compiled_call_impl", None) is not None
 
 
 def _tensors(module: nn.Module, held: Mapping[str, Any]) -> dict[str, Any]:
