@@ -216,6 +216,20 @@ def missing_marked(n: int = 64) -> Batch:
     return x, y
 
 
+def bright(n: int = 64) -> Batch:
+    """How many of six lamps are on: whole numbers, evenly spread, and a quantity all the same."""
+    count = torch.randint(0, 7, (n,))
+    lamps = (torch.rand(n, 6).argsort(1) < count[:, None]).float()
+    return lamps + 0.1 * torch.randn(n, 6), count.float()[:, None]
+
+
+def clicks(n: int = 32) -> Batch:
+    """What somebody clicked on, to be rebuilt from itself: draws of one distribution."""
+    taste = torch.randn(n, 6)
+    chosen = (taste >= taste.sort(1).values[:, 3:4]).float()
+    return F.normalize(chosen), chosen
+
+
 def left_padded(widths: tuple[int, ...]) -> Program:
     def program() -> None:
         model = Tokens(pooled=True, hide="padding")
@@ -380,6 +394,8 @@ HEALTHY: dict[str, list[Program]] = {
     "wrong_loss_for_labels": [
         simple(mlp(), lambda: (lambda x, y: (x, F.one_hot(y, 4).float()))(*classes()), F.cross_entropy),
         simple(mlp(out=1), stars, F.mse_loss),
+        simple(mlp(out=1), bright, F.mse_loss),
+        simple(mlp(out=6), clicks, lambda out, y: F.cross_entropy(out, y)),
     ],
     "unnormalised_target": [
         simple(mlp(out=1), numbers, F.mse_loss),

@@ -15,6 +15,7 @@ from neuraldbg.capture.torch.evidence.graph_walk import Walk, walk
 from neuraldbg.capture.torch.evidence.host_copies import Array, HostCopies
 from neuraldbg.capture.torch.evidence.leaks import Columns
 from neuraldbg.capture.torch.evidence.loss_structure import (
+    alike,
     columns_for,
     inputs_of,
     recurrence_of,
@@ -37,6 +38,7 @@ from neuraldbg.capture.torch.evidence.loss_values import (
     Values,
     class_rows,
     first_rows,
+    is_input,
     label_counts,
     of_numbers,
     of_scores,
@@ -186,6 +188,7 @@ class LossInputs:
             "target": first_rows(target, TARGETS),
             "difference": _small(None if operands is None else operands.difference),
             "columns": None if watched.columns.full else columns_for(inputs, target, facts["kind"]),
+            "given": alike(inputs, target) if facts["soft"] or facts["kind"] == "cross_entropy" else None,
             **{f"ids{number}": ids for number, ids in enumerate(token_ids(inputs))},
         }
         step = self.core.recorder.step
@@ -237,6 +240,8 @@ class LossInputs:
             if kind not in CLASSIFYING:
                 facts |= sentinel_of(target)
             _count(watched, target, ignore)
+            if "given" in arrays and facts.get("target_binary"):
+                facts["target_is_input"] = is_input(arrays["given"], target)
         if scores is not None and scores.ndim:
             hard = target if not facts["soft"] else None
             facts |= of_scores(scores, hard, ignore) if kind in CLASSIFYING else of_numbers(scores, target)
