@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from neuraldbg.analysis.diagnose import Judgement
 from neuraldbg.analysis.layers import LayerSummary
-from neuraldbg.records import Finding, RunInfo, Severity
+from neuraldbg.records import Finding, RunInfo
 
 ENOUGH_UPDATES = 10  # before which a run without findings is not called healthy
 # no run with one of these is called healthy
 DOUBTFUL = ("no_learning", "diverging_loss", "parameters_not_updating", "label_shuffle_mismatch")
+A_PART = 0.1  # of the weights: less may well be a head that nobody uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ def judge(facts: Facts, judgement: Judgement) -> Verdict:
     """The first finding above info decides; without one, a run that trained and was seen well enough is healthy."""
     loud = judgement.loud
     if loud:
-        state = "critical" if any(one.finding.severity is Severity.CRITICAL for one in loud) else "warning"
-        return Verdict(state, headline(loud[0].finding))
+        return Verdict(loud[0].finding.severity.value, headline(loud[0].finding))
     ending = _ending(facts)
     trained = _trained(facts)
     known = ", ".join([trained, *_details(facts)])
@@ -78,12 +78,17 @@ def _missing(facts: Facts, ending: str | None, judgement: Judgement) -> str | No
         return "nothing else is known to be wrong"
     if facts.updates < ENOUGH_UPDATES:
         return f"too few updates to judge ({ENOUGH_UPDATES} decide)"
-    doubt = next((one.finding for one in judgement.diagnoses if one.finding.kind in DOUBTFUL), None)
+    doubt = next((one.finding for one in judgement.diagnoses if _doubtful(one.finding)), None)
     if doubt is not None and not facts.mixed_losses:
         return f"{doubt.summary}, and no cause of it could be proven; {_checked(judgement)}"
     if judgement.failed:
         return f"{count(len(judgement.failed), 'check')} failed: {', '.join(sorted(judgement.failed)[:3])}"
     return None
+
+
+def _doubtful(finding: Finding) -> bool:
+    share = finding.evidence.get("share_of_weights")
+    return finding.kind in DOUBTFUL and not (isinstance(share, float) and share < A_PART)
 
 
 def _checked(judgement: Judgement) -> str:

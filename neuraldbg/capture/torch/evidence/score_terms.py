@@ -83,6 +83,7 @@ class ScoreTerms:
             source_id=source,
             sign=term.sign,
             constant=term.worth is not None,
+            both_ways=worth is not None and bool((worth > 0).any()) and bool((worth < 0).any()),
             line=made_at(term.product.node, frames),
             rises_with=rises,
             baseline_line=None if base is None else made_at(base.visit.node, frames),
