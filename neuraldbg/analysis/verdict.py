@@ -40,6 +40,7 @@ class Facts:
     models_seen: int
     stray_models: Sequence[str]
     layers: Sequence[LayerSummary]
+    focus: tuple[str, ...] = ()  # the only subjects that were looked at
     mixed_losses: bool = False  # of several networks: the first and the last are not of one kind
 
 
@@ -50,7 +51,7 @@ def judge(facts: Facts, judgement: Judgement) -> Verdict:
         return Verdict(loud[0].finding.severity.value, headline(loud[0].finding))
     ending = _ending(facts)
     trained = _trained(facts)
-    known = ", ".join([trained, *_details(facts)])
+    known = _subject(facts.focus) + ", ".join([trained, *_details(facts)])
     if not (ending or facts.models_seen or facts.updates or facts.backwards):
         return Verdict("undecided", "no model was seen: nothing of this script could be watched")
     if not ending and not facts.updates and not facts.backwards:
@@ -59,6 +60,10 @@ def judge(facts: Facts, judgement: Judgement) -> Verdict:
     if missing is None:
         return Verdict("healthy", f"{known}; {_checked(judgement)}")
     return Verdict("undecided", "; ".join(part for part in (ending, known, missing) if part))
+
+
+def _subject(focus: Sequence[str]) -> str:
+    return f"as far as {' and '.join(group.replace('_', ' ') for group in focus)} go: " if focus else ""
 
 
 def headline(finding: Finding) -> str:

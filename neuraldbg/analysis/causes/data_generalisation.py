@@ -195,7 +195,7 @@ def _numbers(evidence: Evidence, found: Overfit) -> dict[str, float | str]:
         "lowest_eval_loss": found.lowest,
         "last_eval_loss": found.last,
         "last_train_loss": found.train,
-        "evaluations": float(found.evaluations),
+        "evaluations": int(found.evaluations),
         "times_each_sample_was_seen": "unknown" if often is None else often,
     }
 
@@ -254,7 +254,7 @@ def label_shuffle_mismatch(evidence: Evidence) -> Iterator[Finding]:
     structured = (relation.get("structure") or 1.0) > 1.3
     loud = (decided or apart) and (structured or ordered or apart) and (apart or not relation.get("ids"))
     numbers: dict[str, Any] = {
-        "pairs": float(relation["rows"]),
+        "pairs": int(relation["rows"]),
         "linear_deviations": relation["linear"],
         "products_deviations": relation["crossed"],
         "neighbours_deviations": relation["near"],

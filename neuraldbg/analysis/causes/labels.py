@@ -215,9 +215,9 @@ def _out_of_bounds(evidence: Evidence) -> Judged | None:
     if match is None:
         return None
     classes = next((term.get("classes") for term in loss_terms(evidence) if term.kind in OVER_CLASSES), None)
-    numbers: dict[str, float | str] = {"label": float(match.group(1)), "error": error[:200]}
+    numbers: dict[str, float | str] = {"label": int(match.group(1)), "error": error[:200]}
     if classes is not None:
-        numbers["classes"] = float(classes)
+        numbers["classes"] = int(classes)
     return Severity.CRITICAL, 0.9, f"label {match.group(1)} lies outside the classes the model has", numbers
 
 
@@ -233,7 +233,7 @@ def _constant(term: LossTerm, terms: list[LossTerm], evidence: Evidence) -> Judg
         return None
     (label,) = labels
     text = f"every label is {label:g}: there is nothing to tell apart"
-    return Severity.CRITICAL, 0.9, text, {"label": label, "labels_counted": float(sum(labels.values()))}
+    return Severity.CRITICAL, 0.9, text, {"label": int(label), "labels_counted": sum(labels.values())}
 
 
 def _sentinel(term: LossTerm) -> Judged | None:
@@ -279,5 +279,5 @@ def _fallen(term: LossTerm) -> Judged | None:
         Severity.WARNING,
         0.7,
         text,
-        {"label": float(into), "share_fallen": float(lost.mean()), "classes": float(len(matrix))},
+        {"label": int(into), "share_fallen": float(lost.mean()), "classes": len(matrix)},
     )

@@ -142,7 +142,7 @@ def numbers(probe: Overfit, *arms: Arm) -> dict[str, float | str]:
     found: dict[str, float | str] = {
         "loss_at_start": probe.first,
         "loss_after_run": _shown(probe.final),
-        "probe_updates": float(probe.own.updates),
+        "probe_updates": int(probe.own.updates),
         "probe_loss_own_settings": _shown(probe.own.last),
     }
     for arm in arms:

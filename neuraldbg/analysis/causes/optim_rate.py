@@ -178,7 +178,7 @@ def _huge_updates(evidence: Evidence, probe: Overfit | None) -> Iterator[Finding
         "single updates move most weight tensors by more than half of what they are",
         step=max(running[0] - 1, 0),
         source=optimizer_line(evidence),
-        evidence={"largest_update_over_weight": worst, "weight_tensors": float(len(ratios)), "steps": float(len(most))},
+        evidence={"largest_update_over_weight": worst, "weight_tensors": len(ratios), "steps": len(most)},
         confidence=0.5 if fine else 0.78,
         inference="after such steps little of what was learned before is left",
     )

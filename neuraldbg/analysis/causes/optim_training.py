@@ -79,7 +79,7 @@ def _further(evidence: Evidence) -> dict[str, float] | None:
     if gained <= 0 or more["updates"] > probe.run_updates:
         return None
     return {
-        "further_updates": float(more["updates"]),
+        "further_updates": int(more["updates"]),
         "held_out_loss": float(more["held_first"]),
         "held_out_loss_further": float(more["held_last"]),
         "share_gained_further": float((more["held_first"] - more["held_last"]) / gained),
@@ -113,7 +113,7 @@ def batch_size_too_small(evidence: Evidence) -> Iterator[Finding]:
         f"{probe.fact['rows']} sample(s) per update: the run learned nothing that lasts",
         step=0,
         source=None,
-        evidence={"samples_per_update": float(probe.fact["rows"]), **numbers(probe)},
+        evidence={"samples_per_update": int(probe.fact["rows"]), **numbers(probe)},
         confidence=0.5,
         inference="the settings can fit a few samples; over many, single-sample gradients cancel",
     )
