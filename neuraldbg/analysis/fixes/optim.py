@@ -23,9 +23,18 @@ def _constructors(evidence: Evidence, finding: Finding) -> Iterator[tuple[Script
     wanted = finding.evidence.get("optimizer")
     kinds = {fact["class"] for fact in evidence.facts("optimizer") if wanted in (None, fact["name"])}
     kinds = kinds or {fact["class"] for fact in evidence.facts("optimizer")}
-    for script in every_script(evidence):
-        for call in script.calls(*kinds):
-            yield script, call
+    found = [(script, call) for script in every_script(evidence) for call in script.calls(*kinds)]
+    if wanted is not None and len(found) > 1:
+        found = [one for one in found if _assigned_to(*one) == wanted]
+    yield from found
+
+
+def _assigned_to(script: Script, call: ast.Call) -> str | None:
+    """`head_opt` of `head_opt = Adam(...)`, and of `self.head_opt = Adam(...)`."""
+    for node in script.nodes(ast.Assign):
+        if isinstance(node, ast.Assign) and node.value is call:
+            return script.source(node.targets[0]).rpartition(".")[2]
+    return None
 
 
 def _change_number(
@@ -49,9 +58,10 @@ def _change_number(
         return
 
 
-def _lr(evidence: Evidence) -> float | None:
-    if len(stepping(evidence)) > 1:
-        return None  # the experiment changed all rates together: which one is to blame is not known
+def _lr(finding: Finding, evidence: Evidence) -> float | None:
+    if len(stepping(evidence)) > 1:  # the experiment changed all rates together: one may stand out all the same
+        named = finding.evidence.get("lr") if "optimizer" in finding.evidence else None
+        return float(named) if isinstance(named, float | int) else None
     values = evidence.curve("lr").values
     return float(values[0]) if len(values) and np.isfinite(values[0]) else None
 
@@ -69,7 +79,7 @@ def _better_factor(finding: Finding) -> float | None:
 
 @cure("learning_rate_too_high")
 def learning_rate_too_high(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    lr = _lr(evidence)
+    lr = _lr(finding, evidence)
     if lr:
         new = lr * (_better_factor(finding) or 0.1)
         yield from _change_number(finding, evidence, "lr", new, f"Lower the learning rate to {write(new)}", 1)
@@ -77,7 +87,7 @@ def learning_rate_too_high(finding: Finding, evidence: Evidence) -> Iterator[Fix
 
 @cure("learning_rate_too_low")
 def learning_rate_too_low(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    lr = _lr(evidence)
+    lr = _lr(finding, evidence)
     if lr:
         new = lr * (_better_factor(finding) or 100)
         yield from _change_number(finding, evidence, "lr", new, f"Raise the learning rate to {write(new)}", 1)
