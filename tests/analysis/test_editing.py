@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuraldbg.analysis.fixes.editing import Script, with_argument
+from neuraldbg.analysis.fixes.thresholds import with_scores
 
 LOOP = """import torch
 
@@ -158,3 +159,20 @@ def test_parts_of_an_expression_are_rewritten() -> None:
 def test_an_argument_is_added_at_the_end(before: str, after: str) -> None:
     script = Script("t.py", before)
     assert with_argument(script, script.calls("f")[0], "c=1") == after
+
+
+# -- thresholds of a model that no longer ends in a sigmoid -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("acc = (net(x) > 0.5).float()\n", "acc = (net(x) > 0).float()\n"),
+        ("out = net(x).squeeze(1)\nhit = out >= .5\n", "out = net(x).squeeze(1)\nhit = out >= 0\n"),
+        ("p = torch.sigmoid(net(x))\nhit = p > 0.5\n", "p = torch.sigmoid(net(x))\nhit = p > 0.5\n"),
+        ("keep = torch.rand(3) > 0.5\n", "keep = torch.rand(3) > 0.5\n"),
+        ("hit = net(x).round() == y\n", None),
+    ],
+)
+def test_half_a_probability_is_a_score_of_zero(before: str, after: str | None) -> None:
+    assert with_scores(Script("train.py", before), {"net"}) == after
