@@ -23,6 +23,7 @@ from neuraldbg.analysis.causes.data_reading import (
 from neuraldbg.analysis.causes.optim_arms import optimizer_line
 from neuraldbg.analysis.detectors.loss_curve import finite, main_loss
 from neuraldbg.analysis.evidence import Curve, Evidence
+from neuraldbg.analysis.idioms import keeps_best
 from neuraldbg.records import Call, Finding, Severity, SiteKind
 
 RISEN = 1.25  # times the lowest evaluation loss
@@ -73,8 +74,7 @@ def _overfit(evidence: Evidence) -> Overfit | None:
     if last < RISEN * lowest or end > GAP * last or end > 0.8 * then:
         return None
     restored = bool((evidence.of_call(Call.LOAD_STATE)["step"] > held.steps[at]).any())
-    keeps_best = any(re.search(r"\bbest", f["text"]) for f in evidence.facts("source_file"))
-    return Overfit(int(held.steps[at]), lowest, last, end, len(values), not (restored or keeps_best))
+    return Overfit(int(held.steps[at]), lowest, last, end, len(values), not (restored or keeps_best(evidence)))
 
 
 def evaluations(evidence: Evidence) -> Curve:

@@ -18,9 +18,9 @@ from neuraldbg.analysis.causes.loss_terms import (
     not_recorded,
     output_layer,
     speaks_of_classes,
-    written,
 )
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.idioms import fallback_line
 from neuraldbg.records import Finding, Severity
 
 _POOR = ("loss_plateau", "underfitting", "slow_convergence", "no_learning", "constant_output", "insufficient_capacity")
@@ -196,7 +196,7 @@ def corrupted_labels(evidence: Evidence) -> Iterator[Finding]:
     severity, confidence, text, numbers = found
     line = next((line_of_loss(evidence, term) for term in terms), None)
     if "share_fallen" in numbers:  # a code table that answers so whenever it knows no better
-        line = written(evidence, rf"\.get\(.*,\s*{numbers['label']:g}\s*\)") or line
+        line = fallback_line(evidence, float(numbers["label"])) or line
     yield Finding(
         "corrupted_labels",
         severity,

@@ -50,6 +50,7 @@ from neuraldbg.capture.torch.evidence.loss_values import (
 from neuraldbg.capture.torch.evidence.penalties import penalties_of
 from neuraldbg.capture.torch.evidence.pooling import padding_share, pools_of
 from neuraldbg.capture.torch.evidence.sequences import as_rows, padded_targets, shift_of
+from neuraldbg.capture.torch.origin.lines import made_at
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
@@ -59,6 +60,7 @@ FIRST_LOOKS = 24  # on steps that are measured in full anyway
 SPACING = 1.3  # later looks: each so many times further into the run
 NEAR, DEEP = 200, 6000  # operations read below a loss, and once in a while below it and into the model
 LASTING = (
+    "line",
     "recurrent",
     "models",
     "layer",
@@ -173,6 +175,7 @@ class LossInputs:
     def _look(self, source: int, index: int, term: LossTerm, graph: Walk, records: dict[int, Pass]) -> None:
         watched = self._lines[source].terms.setdefault(index, Watched())
         facts = structure_of(term, graph)
+        facts["line"] = made_at(term.visit.node, self.core.recorder.frames)
         below = passes_below(term.fed, graph) or sorted(graph.passes)
         facts["models"] = sorted({records[one].model.site for one in below if one in records})
         scores, target = self._values(term, graph, below)
