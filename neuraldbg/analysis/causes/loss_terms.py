@@ -99,7 +99,8 @@ def line_of_loss(evidence: Evidence, term: LossTerm) -> str | None:
     names = [name for name in (_WRITTEN.get(term.kind), _BY_HAND.get(term.kind)) if name]
     if computed is not None:
         text = text_at(evidence, computed).partition("#")[0]
-        found = computed if any(re.search(name, text) for name in names) else _named_there(evidence, names, text)
+        there = not names or any(re.search(name, text) for name in names)
+        found = computed if there else _named_there(evidence, names, text)
         if found is not None:
             return found
     return next((line for line in (written(evidence, name, near=called) for name in names) if line), called)

@@ -18,6 +18,7 @@ from neuraldbg.analysis.fixes.placing import (
     method_of,
     number,
     offered,
+    products_at,
 )
 from neuraldbg.analysis.fixes.thresholds import with_scores
 from neuraldbg.records import Call, Finding, Fix
@@ -239,6 +240,25 @@ def broadcast_shape_bug(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
             title = f"Give both the same shape: squeeze the {('prediction', 'target')[wider]}"
             yield from offered(title, "R", script, script.replace(wide, f"{script.operand(wide)}.squeeze(-1)"))
             return
+    yield from _squeezed_operand(finding, evidence, wider)
+
+
+_OPERATIONS = {"Mul": ast.Mult, "Sub": ast.Sub, "Add": ast.Add, "Div": ast.Div}
+
+
+def _squeezed_operand(finding: Finding, evidence: Evidence, wider: int | None) -> Iterator[Fix]:
+    """`log_prob * advantage` of (N,) and (N, 1), in the operation that the graph says paired them."""
+    facts = [fact for fact in evidence.facts("loss_input") if fact.get("operation") in _OPERATIONS]
+    place = at(finding, evidence)
+    if wider is None or place is None or not facts:
+        return
+    script = place[0]
+    found = products_at(script, place[1], _OPERATIONS[facts[0]["operation"]])
+    if len(found) == 1:
+        slot = facts[0]["slot"] if wider == 0 else 1 - facts[0]["slot"]
+        wide = (found[0].left, found[0].right)[slot]
+        changed = script.replace(wide, f"{script.operand(wide)}.squeeze(-1)")
+        yield from offered(f"Give both the same shape: squeeze {script.source(wide)}", "R", script, changed)
 
 
 def _wider(finding: Finding) -> int | None:

@@ -16,6 +16,7 @@ from neuraldbg.analysis.fixes.precision import unscaled_before_clip
 from neuraldbg.records import Call, Finding, Fix
 
 CLIP_QUANTILE = 0.9  # of the observed norms: one step in ten is clipped
+USUAL_VALUE = 1.0  # of a limit for single elements
 
 
 def _constructors(evidence: Evidence, finding: Finding) -> Iterator[tuple[Script, ast.Call]]:
@@ -157,7 +158,21 @@ def gradient_clip_misuse(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
             title = f"Raise max_norm to {write(usual)}, the usual gradient norm before the clip"
             yield from offered(title, "R", script, script.replace(literal, write(usual)))
     if usual is None:
+        yield from _value_limit(finding, script, line)
         yield from unscaled_before_clip(evidence)
+
+
+def _value_limit(finding: Finding, script: Script, line: int) -> Iterator[Fix]:
+    """Of single elements. What they were before the clip is not recorded; that they do without one is."""
+    limit = finding.evidence.get("limit")
+    if "probe_loss_unclipped" not in finding.evidence or not isinstance(limit, float | int) or limit >= USUAL_VALUE:
+        return
+    for call in script.calls("clip_grad_value_", within=(line, line)):
+        given = keyword(call, "clip_value") or (call.args[1] if len(call.args) > 1 else None)
+        literal = assigned_number(script, given)
+        if literal is not None:
+            title = f"Raise clip_value to {write(USUAL_VALUE)}: without any limit the same batches are learned"
+            yield from offered(title, "R", script, script.replace(literal, write(USUAL_VALUE)))
 
 
 def _usual_norm(finding: Finding) -> float | None:

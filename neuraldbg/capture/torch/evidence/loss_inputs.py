@@ -206,6 +206,7 @@ class LossInputs:
         if found is None:
             return
         facts, numbers = found
+        facts["line"] = made_at(facts.pop("node"), self.core.recorder.frames)
 
         def arrived(arrays: dict[str, Array]) -> None:
             if "numbers" in arrays:
