@@ -211,7 +211,7 @@ def _conclude(run_dir: Path, options: argparse.Namespace, analysis: LiveAnalysis
     summary = summarise(trace, alive=False, anomalies=watch.report())
     write_findings(run_dir, [strict(one) for one in summary.findings])
     if options.json:
-        print(dump(session_of(summary)), flush=True)
+        print("\n" + dump(session_of(summary)), flush=True)  # the script may have left its last line open
     else:
         from neuraldbg.surfaces.terminal.console import make_console
         from neuraldbg.surfaces.terminal.report import render_report

@@ -66,10 +66,17 @@ class DebugCommand(click.Command):
     "--break-on", metavar="KIND", multiple=True, help="Stop when this is found (vanishing_gradient, nan_loss, ...)."
 )
 @click.option("--step", is_flag=True, help="Stop at the first layer, to go on step by step.")
-@click.option("--arm-nan", metavar="STEP", type=int, help="Check every operation from this update on: names the line.")
+@click.option(
+    "--arm-nan",
+    metavar="STEP",
+    type=click.IntRange(min=0),
+    help="Check every operation from this update on: names the line.",
+)
 @click.option("--max-disk", metavar="SIZE", help="Most disk a run may take.  [default: 2GB]")
 @click.option("--export", metavar="FILE", help="Write the session as JSON when the run is over.")
-@click.option("--json", "as_json", is_flag=True, help="Print the session as JSON on stdout instead of the report.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="The session as JSON instead of the report: the last line of stdout."
+)
 @click.option("--fail-on", metavar="LEVEL", help="Exit with 6 from this verdict on (warning, critical); 7: no verdict.")
 @click.option("--compare", nargs=2, metavar="A B", help="Compare two runs or session files; trains nothing.")
 @click.argument("target", required=False, type=click.Path())

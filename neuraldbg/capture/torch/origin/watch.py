@@ -265,7 +265,7 @@ class OriginWatch:
 
     def _write(self, answer: Answer, seconds: float, loss: Tensor | None) -> str | None:
         recorder = self.core.recorder
-        growth = self._growth()
+        growth, large = self._growth(), self._large()
         saved = save_batch(self.core, self.capture.passes, self.search.batches)
         value = None if loss is None or loss.is_cuda else str(recorder.latest.get("loss"))
         fields = answer.fields(recorder)
@@ -274,7 +274,8 @@ class OriginWatch:
             "loss": value,
             "loss_factor": self._factor,
             "growth": growth,
-            "diverging": growth is not None and growth > GROWN and self._large(),
+            "large": large,
+            "diverging": growth is not None and growth > GROWN and large,
             "backward": self.core.backwards,
             "update_skipped": self._skips and self._since > self._most + OVERDUE,
             "not_replayed": self.search.refused,
