@@ -76,18 +76,8 @@ def run(request: Request) -> int:
     run_dir = _run_directory(request)
     share = None if budget.full else float(budget.ratio)
     viewer = Viewer(run_dir, request, own_path)
-    plan = Plan(
-        str(run_dir),
-        share,
-        request.layers,
-        request.max_disk_bytes,
-        stop_on_nan=request.alert_on_nan,
-        arm_step=request.arm_nan,
-        focus=tuple(request.settings.get("focus", ())),
-        resources=viewer.running,
-    )
     control = Control(run_dir, request, gate)
-    attachment = Attachment(plan, gate=gate)
+    attachment = Attachment(_plan(run_dir, share, request, resources=viewer.running), gate=gate)
     attachment.start()
     _hide_own_imports()
     began = time.monotonic()
@@ -108,6 +98,19 @@ def run(request: Request) -> int:
     if outcome.exit_code == 0 and request.fail_on is not None:
         return verdict
     return outcome.exit_code
+
+
+def _plan(run_dir: Path, share: float | None, request: Request, *, resources: bool) -> Plan:
+    return Plan(
+        str(run_dir),
+        share,
+        request.layers,
+        request.max_disk_bytes,
+        stop_on_nan=request.alert_on_nan,
+        arm_step=request.arm_nan,
+        focus=tuple(request.settings.get("focus", ())),
+        resources=resources,
+    )
 
 
 def _hide_own_imports() -> None:

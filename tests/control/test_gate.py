@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from neuraldbg.control import channel as channel_module
-from neuraldbg.control.breakpoints import Breakpoints
 from neuraldbg.control.channel import ChannelClient, ChannelServer
 from neuraldbg.control.gate import Gate
 from neuraldbg.control.verbs import Verbs
@@ -20,10 +19,7 @@ from neuraldbg.errors import (
     AbortedByUser,
     ChannelClosed,
     ChannelError,
-    ConditionError,
     NotPaused,
-    UnknownBreakpoint,
-    UsageError,
 )
 from neuraldbg.records import Phase, Stop
 
@@ -205,53 +201,6 @@ def test_a_pause_is_a_pause_wherever_training_is(gate: Gate) -> None:
         gate.resume()
 
 
-# -- breakpoints -------------------------------------------------------------------------------------------------------
-
-
-def test_names_are_taken_as_they_are_until_layers_are_known() -> None:
-    table = Breakpoints()
-    one = table.add("haed")
-    assert one.pending
-    table.resolve = resolve
-    table.settle()
-    assert table.lost() == [one]
-    assert one.pending
-    with pytest.raises(UnknownBreakpoint):
-        table.add("haed")
-
-
-def test_a_breakpoint_goes_by_every_name_of_its_layer() -> None:
-    table = Breakpoints()
-    table.resolve = lambda name: {1: "conv2"} if name in ("conv2", "Conv2D_2") else {}
-    one = table.add("conv2")
-    with pytest.raises(UnknownBreakpoint):
-        table.remove("conv1")
-    assert table.remove("Conv2D_2") == [one]
-
-
-def test_the_same_breakpoint_again_is_the_same() -> None:
-    table = Breakpoints()
-    first = table.add("head", "step > 1")
-    assert table.add("head", "step > 1", enabled=False) is first
-    assert not first.spec.enabled
-    assert table.add("head") is not first
-
-
-@pytest.mark.parametrize(
-    ("condition", "phase"),
-    [
-        ("step > 1", Phase.FORWARD),
-        ("mean_activation > 1", Phase.FORWARD),
-        ("grad_norm > 1", Phase.BACKWARD),
-        ("loss > 1", Phase.UPDATE),
-        ("loss > 1 and grad_norm > 1", Phase.BACKWARD),
-        ("lr > 1", Phase.UPDATE),
-    ],
-)
-def test_a_condition_stops_where_all_it_names_is_known(condition: str, phase: Phase) -> None:
-    assert Breakpoints().add("head", condition).spec.phase is phase
-
-
 def test_layers_are_left_alone_while_only_updates_can_stop(gate: Gate) -> None:
     gate.break_on("nan_loss")
     assert (gate.active, gate.at_layers) == (True, False)
@@ -336,35 +285,6 @@ def test_after_the_script_nothing_is_held(gate: Gate) -> None:
     eventually(lambda: gate.paused)
     gate.retire()
     assert training.finished.wait(10)
-
-
-def test_groups_are_switched_together() -> None:
-    table = Breakpoints()
-    for name in ("a", "b"):
-        table.add(name, group="mine")
-    table.add("c")
-    table.set_group("mine", enabled=False)
-    assert [one.spec.enabled for one in table.all()] == [False, False, True]
-    with pytest.raises(UnknownBreakpoint, match="did you mean 'mine'"):
-        table.set_group("mien", enabled=True)
-
-
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [
-        (lambda t: t.add(""), UsageError),
-        (lambda t: t.add("a", "import os"), ConditionError),
-        (lambda t: t.add("a", phase="sideways"), UsageError),
-        (lambda t: t.add("a", "grad_norm > 1", phase="forward"), UsageError),
-        (lambda t: t.add("a", "lr > 1 and grad_norm > 1"), UsageError),
-        (lambda t: t.add("a", "mean_activation > 1", phase="step"), UsageError),
-        (lambda t: t.remove("nothing"), UnknownBreakpoint),
-        (lambda t: t.change(99, enabled=True), UnknownBreakpoint),
-    ],
-)
-def test_what_makes_no_sense_is_refused(action: Callable[[Breakpoints], Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        action(Breakpoints())
 
 
 # -- the channel -------------------------------------------------------------------------------------------------------
