@@ -1,5 +1,5 @@
-"""Statistics of one tensor behind one interface: plain torch operations here, faster kernels behind the same names
-later.
+"""Statistics of one tensor behind one interface: the C kernel for what lies in host memory, plain torch operations
+where there is none and for what it cannot read.
 
 A `Measured` tuple is what the columns count..digest of the stats table hold. Never raises for odd tensors: what has no
 values to speak of (meta, quantised, empty) gives None.
@@ -17,8 +17,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-# count, mean, std, min, max, l2, zero_count, nan_count, inf_count, digest
-Measured = tuple[int, float, float, float, float, float, int, int, int, int]
+from neuraldbg.capture.kernels import host, twin
+from neuraldbg.capture.kernels.elements import Row
+
+Measured = Row  # its last number is the digest, 0 where none was taken
 NAN: Final = math.nan
 BATCH_ELEMENTS: Final = 256  # elements of a batch that go into its identity hash one by one
 SUMMED_BYTES: Final = 4 * 2**20  # of a batch whose bits go into it as a sum
@@ -45,8 +47,8 @@ def _is_wrapper(tensor: Any) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor)) or isinstance(tensor, FakeTensor)
 
 
-def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
-    """A real, dense, detached floating view or copy of the values that statistics are taken of."""
+def dense(tensor: Tensor) -> Tensor:
+    """A real, dense, detached view or copy of the values that statistics are taken of."""
     values = tensor.detach()
     if values.layout == torch.sparse_coo:
         values = values._values()
@@ -54,7 +56,12 @@ def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
         values = values.values()
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
-    values = values.resolve_neg()
+    return values.resolve_neg()
+
+
+def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
+    """The same as floats of 32 or 64 bits; without `widen` half precision stays as it is."""
+    values = dense(tensor)
     if values.dtype in (torch.float32, torch.float64) or (not widen and values.is_floating_point()):
         return values
     if values.is_floating_point():
@@ -62,28 +69,44 @@ def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
     return values.double()
 
 
-@torch.no_grad()
 def measure(tensor: Tensor, *, digest: int = 0) -> Measured | None:
     """Statistics over the finite values of a host tensor; the counts are of all its values."""
+    row = host.measured(tensor)
+    if row is None:
+        row = _measured_otherwise(tensor)
+    return (*row[:9], digest) if digest and row is not None else row
+
+
+@torch.no_grad()
+def _measured_otherwise(tensor: Tensor) -> Measured | None:
+    """Values that are not in one piece, or of a type of their own, are copied for the kernel."""
     if not measurable(tensor):
         return None
-    values = plain(tensor)
+    row = None
+    if host.fused is not None:
+        row = host.measured(dense(tensor).as_subclass(Tensor).contiguous())
+    return row or composed(plain(tensor))
+
+
+@torch.no_grad()
+def composed(values: Tensor) -> Measured:
+    """The same by torch operations, each with a pass of its own."""
     count = values.numel()
     if count == 0:
-        return (0, NAN, NAN, NAN, NAN, NAN, 0, 0, 0, digest)
+        return (0, NAN, NAN, NAN, NAN, NAN, 0, 0, 0, 0)
     l2 = float(torch.linalg.vector_norm(values))
     low, high = torch.aminmax(values)
     if not math.isfinite(l2):
-        return _careful(values, digest)
+        return _careful(values)
     if values.dtype == torch.float32 and max(abs(float(low)), abs(float(high))) < SQUARES_UNDERFLOW:
         values = values.double()
         l2 = float(torch.linalg.vector_norm(values))
     mean, std = _mean_std(values, count)
     zeros = count - int(torch.count_nonzero(values))
-    return (count, mean, std, float(low), float(high), l2, zeros, 0, 0, digest)
+    return (count, mean, std, float(low), float(high), l2, zeros, 0, 0, 0)
 
 
-def _careful(values: Tensor, digest: int) -> Measured:
+def _careful(values: Tensor) -> Measured:
     """NaN, Inf or an overflow of the sum of squares: count them, and take the rest in float64."""
     count = values.numel()
     nans = int(torch.isnan(values).sum())
@@ -91,11 +114,11 @@ def _careful(values: Tensor, digest: int) -> Measured:
     zeros = count - int(torch.count_nonzero(values))
     finite = values[torch.isfinite(values)].double()
     if finite.numel() == 0:
-        return (count, NAN, NAN, NAN, NAN, NAN, zeros, nans, infs, digest)
+        return (count, NAN, NAN, NAN, NAN, NAN, zeros, nans, infs, 0)
     mean, std = _mean_std(finite, finite.numel())
     low, high = torch.aminmax(finite)
     l2 = float(torch.linalg.vector_norm(finite))
-    return (count, mean, std, float(low), float(high), l2, zeros, nans, infs, digest)
+    return (count, mean, std, float(low), float(high), l2, zeros, nans, infs, 0)
 
 
 def _mean_std(values: Tensor, count: int) -> tuple[float, float]:
@@ -182,24 +205,15 @@ def _thinned(tensor: Tensor) -> Tensor:
 
 def digest_of(tensor: Tensor) -> int:
     """Position-sensitive 64-bit hash of all of a host tensor's bits, shape and type; 0 when it has none that can be
-    read here.
-
-    `sum(mixed(bits[i]) * odd(i))` modulo 2^64, `mixed` one-to-one: a single changed element always changes it, several
-    or moved ones practically always.
-    """
-    bits = _bits(tensor)
-    if bits is None:
-        return 0
-    with np.errstate(over="ignore"):
-        odd = (np.arange(bits.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
-        wide = bits.astype(np.uint64)
-        wide ^= wide >> np.uint64(
-            32
-        )  # the sign of a float64 is its highest bit: times an odd number it stays there, and two cancel
-        wide *= np.uint64(0xD6E8FEB86659FD93)
-        wide ^= wide >> np.uint64(29)
-        total = int((wide * odd).sum(dtype=np.uint64))
-    return ((total ^ _salt(tensor)) & _MASK) or 1
+    read here. A single changed element always changes it, several or moved ones practically always."""
+    hashed = host.hashed(tensor)
+    if hashed is None:
+        bits = _bits(tensor)
+        if bits is None:
+            return 0
+        hashed = host.hashed(torch.from_numpy(bits))
+        hashed = twin.hash_of(bits.view(np.uint8)) if hashed is None else hashed
+    return ((hashed ^ _salt(tensor)) & _MASK) or 1
 
 
 @torch.no_grad()
