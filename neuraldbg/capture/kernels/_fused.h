@@ -55,10 +55,14 @@ typedef struct {
 typedef struct {
     chunk_sums (*sums_f32)(const loose_f32 *, size_t, float);
     chunk_sums (*sums_f64)(const loose_f64 *, size_t, double);
+    chunk_sums (*sums_bf16)(const loose_u16 *, size_t, float); /* NULL = decode first */
+    chunk_sums (*sums_f16)(const loose_u16 *, size_t, float);
     void (*decode_f32)(const void *, int dtype, size_t, loose_f32 *);
     void (*decode_f64)(const void *, int dtype, size_t, loose_f64 *);
     void (*minus_f32)(const loose_f32 *, const loose_f32 *, size_t, loose_f32 *);
     void (*minus_f64)(const loose_f64 *, const loose_f64 *, size_t, loose_f64 *);
+    void (*octaves_f32)(const loose_f32 *, size_t, uint8_t *);
+    void (*octaves_f64)(const loose_f64 *, size_t, uint8_t *);
     void (*hash)(const unsigned char *, size_t words, uint64_t first, hash_sums *);
 } instruction_set;
 
@@ -103,6 +107,16 @@ static inline uint32_t as_bits(float value)
     uint32_t bits;
     memcpy(&bits, &value, 4);
     return bits;
+}
+
+static inline float from_bf16(uint16_t half) { return as_float((uint32_t)half << 16); }
+
+/* Exact for all 65,536 values; subnormal ones are slow here, which the conversions in hardware are not. */
+static inline float from_f16(uint16_t half)
+{
+    uint32_t bits = as_bits(as_float((uint32_t)(half & 0x7fff) << 13) * 0x1p112f);
+    bits |= (half & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
+    return as_float(bits | (uint32_t)(half & 0x8000) << 16);
 }
 
 static inline uint64_t as_bits64(double value)

@@ -58,29 +58,20 @@ static void combine(moments *all, double count, double mean, double m2)
 CAREFUL(careful_f32, loose_f32)
 CAREFUL(careful_f64, loose_f64)
 
-#define LOOK(FUNCTION, SCALAR, TYPE, SUMS, CAREFULLY, SMALL)                                                           \
-    static void FUNCTION(const instruction_set *set, const TYPE *x, size_t n, double *shift_at, moments *all)               \
-    {                                                                                                                  \
-        SCALAR shift = (SCALAR)*shift_at;                                                                             \
-        chunk_sums sums;                                                                                               \
-        double top;                                                                                                    \
-        if (set->SUMS) {                                                                              \
-            sums = set->SUMS(x, n, shift);                                                                             \
-            top = fabs(sums.low) > fabs(sums.high) ? fabs(sums.low) : fabs(sums.high);                                 \
-            if (isfinite(sums.squares) && (top == 0 || top > SMALL)) {                                                 \
-                double mean = shift + sums.sum / sums.count, m2 = sums.squares - sums.sum * sums.sum / sums.count;     \
-                combine(all, sums.count, mean, m2 > 0 ? m2 : 0);                                                       \
-                all->low = sums.low < all->low ? sums.low : all->low;                                                  \
-                all->high = sums.high > all->high ? sums.high : all->high;                                             \
-                all->zeros += sums.zeros;                                                                              \
-                *shift_at = mean;                                                                                     \
-                return;                                                                                                \
-            }                                                                                                          \
-        }                                                                                                              \
-        *shift_at = CAREFULLY(x, n, 1.0, all);                                                                        \
-    }
-LOOK(look_f32, float, loose_f32, sums_f32, careful_f32, SMALL_SQUARES)
-LOOK(look_f64, double, loose_f64, sums_f64, careful_f64, SMALL_DOUBLE)
+/* Whether the fast sums of a chunk can be trusted: nothing but numbers in it, and squares that fit. */
+static int taken(chunk_sums sums, double shift, double small, double *shift_at, moments *all)
+{
+    double top = fabs(sums.low) > fabs(sums.high) ? fabs(sums.low) : fabs(sums.high);
+    double mean = shift + sums.sum / sums.count, m2 = sums.squares - sums.sum * sums.sum / sums.count;
+    if (!isfinite(sums.squares) || (top != 0 && top <= small))
+        return 0;
+    combine(all, sums.count, mean, m2 > 0 ? m2 : 0);
+    all->low = sums.low < all->low ? sums.low : all->low;
+    all->high = sums.high > all->high ? sums.high : all->high;
+    all->zeros += sums.zeros;
+    *shift_at = mean;
+    return 1;
+}
 
 /* A first guess at the mean, so that sums of squares of x - shift keep their digits. */
 #define GUESS(FUNCTION, TYPE)                                                                                          \
@@ -95,26 +86,19 @@ LOOK(look_f64, double, loose_f64, sums_f64, careful_f64, SMALL_DOUBLE)
 GUESS(guess_f32, loose_f32)
 GUESS(guess_f64, loose_f64)
 
-static void count_octaves(const void *values, int wide, size_t n, int64_t *bins)
+static void count_octaves(const instruction_set *set, const void *values, int wide, size_t n, int64_t *bins)
 {
-    uint32_t parts[2][BINS] = {{0}}; /* two, since equal bins in a row would wait for each other */
-    for (size_t i = 0; i < n; i++) {
-        int64_t exponent, top = wide ? 2047 : 255;
-        int sure;
-        if (wide) {
-            uint64_t bits = as_bits64(((const loose_f64 *)values)[i]);
-            exponent = (int64_t)(bits >> 52 & 2047);
-            sure = (bits << 1) != 0 && exponent != top;
-        } else {
-            uint32_t bits = as_bits(((const loose_f32 *)values)[i]);
-            exponent = bits >> 23 & 255;
-            sure = (bits << 1) != 0 && exponent != top;
-        }
-        exponent += LOWEST_BIN - top / 2;
-        parts[i & 1][exponent < 0 ? 0 : exponent >= BINS ? BINS - 1 : exponent] += (uint32_t)sure;
-    }
-    for (int i = 0; i < BINS; i++)
-        bins[i] += parts[0][i] + parts[1][i];
+    uint32_t parts[8][BINS + 1] = {{0}}; /* eight, since equal bins in a row would wait for each other */
+    uint8_t bin[CHUNK];
+    if (wide)
+        set->octaves_f64(values, n, bin);
+    else
+        set->octaves_f32(values, n, bin);
+    for (size_t i = 0; i < n; i++)
+        parts[i & 7][bin[i]]++;
+    for (int part = 0; part < 8; part++)
+        for (int i = 0; i < BINS; i++)
+            bins[i] += parts[part][i];
 }
 
 /* The values of one chunk as floats or doubles, in place where they are that already. */
@@ -131,15 +115,27 @@ static const void *decoded(const instruction_set *set, const char *from, int dty
 
 static void look(const instruction_set *set, const void *values, int dtype, size_t n, double *shift_at, moments *all)
 {
+    int first = all->finite + (double)(all->nans + all->infs) == 0;
+    double shift = !first ? *shift_at : is_wide(dtype) ? guess_f64(values, n) : guess_f32(values, n);
+    shift = is_whole(dtype) ? floor(shift) : shift;
     if (is_wide(dtype)) {
-        *shift_at = all->finite + all->nans + all->infs == 0 ? guess_f64(values, n) : *shift_at;
-        *shift_at = is_whole(dtype) ? floor(*shift_at) : *shift_at;
-        look_f64(set, values, n, shift_at, all);
+        if (!set->sums_f64 || !taken(set->sums_f64(values, n, shift), shift, SMALL_DOUBLE, shift_at, all))
+            *shift_at = careful_f64(values, n, 1.0, all);
     } else {
-        *shift_at = all->finite + all->nans + all->infs == 0 ? guess_f32(values, n) : *shift_at;
-        *shift_at = is_whole(dtype) ? floor(*shift_at) : *shift_at;
-        look_f32(set, values, n, shift_at, all);
+        float near = (float)shift;
+        if (!set->sums_f32 || !taken(set->sums_f32(values, n, near), near, SMALL_SQUARES, shift_at, all))
+            *shift_at = careful_f32(values, n, 1.0, all);
     }
+}
+
+/* float16 and bfloat16 are summed as they are read; 0 = decode them and look again. */
+static int look_half(const instruction_set *set, const void *at, int dtype, size_t n, double *shift_at, moments *all)
+{
+    chunk_sums (*sums)(const loose_u16 *, size_t, float) = dtype == BF16 ? set->sums_bf16 : set->sums_f16;
+    float near = (float)*shift_at;
+    if (!sums || (dtype != BF16 && dtype != F16) || all->finite == 0)
+        return 0;
+    return taken(sums(at, n, near), near, SMALL_SQUARES, shift_at, all);
 }
 
 /* Doubles whose squares overflow or vanish: once more, scaled by a power of two. */
@@ -184,12 +180,15 @@ static measured measure_one(const instruction_set *set, const char *at, int dtyp
     for (int64_t start = 0; start < n; start += CHUNK) {
         size_t size = (size_t)(n - start < CHUNK ? n - start : CHUNK);
         const char *here = at + start * WIDTH[dtype];
-        const void *values = decoded(set, here, dtype, size, room);
-        look(set, values, dtype, size, &shift, &out.of);
+        int counted = octaves.bins && start / CHUNK % octaves.every == 0;
+        if (counted || !look_half(set, here, dtype, size, &shift, &out.of)) {
+            const void *values = decoded(set, here, dtype, size, room);
+            look(set, values, dtype, size, &shift, &out.of);
+            if (counted)
+                count_octaves(set, values, is_wide(dtype), size, octaves.bins);
+        }
         if (hash)
             set->hash((const unsigned char *)here, size * WIDTH[dtype] / 8, (uint64_t)start * WIDTH[dtype] / 8, &sums);
-        if (octaves.bins && start / CHUNK % octaves.every == 0)
-            count_octaves(values, is_wide(dtype), size, octaves.bins);
     }
     if (dtype == F64)
         scaled_again(at, NULL, n, &out);

@@ -3,6 +3,10 @@
    without VB it is plain C, and every chunk is measured by the careful loops of _measure.h. */
 
 #ifdef VB
+#ifndef ZEROS_F32
+#define ZEROS_F32(zeros, v) ((zeros) - ((v) == nought))
+#define ZEROS_F64 ZEROS_F32
+#endif
 typedef float NAME(vf) __attribute__((vector_size(VB)));
 typedef double NAME(vd) __attribute__((vector_size(VB)));
 typedef int32_t NAME(vi32) __attribute__((vector_size(VB)));
@@ -11,8 +15,8 @@ typedef uint32_t NAME(vu32) __attribute__((vector_size(VB)));
 typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
 
 /* Sums of one chunk in four sets of vectors. min and max ignore a NaN or do not: such a chunk is read again anyway. */
-#define SUMS(FUNCTION, SCALAR, LOOSE_SCALAR, VECTOR, COUNTS, MIN, MAX)                                                 \
-    static TARGET chunk_sums FUNCTION(const LOOSE_SCALAR *x, size_t n, SCALAR shift)                                   \
+#define SUMS(FUNCTION, SCALAR, ELEMENT, VECTOR, COUNTS, MIN, MAX, ZEROS, LOAD, ONE)                                    \
+    static TARGET chunk_sums FUNCTION(const ELEMENT *x, size_t n, SCALAR shift)                                        \
     {                                                                                                                  \
         enum { LANES = VB / sizeof(SCALAR), STEP = 4 * LANES };                                                        \
         VECTOR sum[4] = {{0}}, squares[4] = {{0}}, low[4], high[4], v, d;                                              \
@@ -25,13 +29,13 @@ typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
         for (; i + STEP <= n; i += STEP) {                                                                             \
             _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
             {                                                                                                          \
-                memcpy(&v, x + i + k * LANES, VB);                                                                     \
+                LOAD(v, x + i, k);                                                                                     \
                 d = v - middle;                                                                                        \
                 sum[k] += d;                                                                                           \
                 squares[k] += d * d;                                                                                   \
                 low[k] = (VECTOR)MIN(v, low[k]);                                                                       \
                 high[k] = (VECTOR)MAX(v, high[k]);                                                                     \
-                zeros[k] -= (v == nought);                                                                             \
+                zeros[k] = (COUNTS)ZEROS(zeros[k], v);                                                                 \
             }                                                                                                          \
         }                                                                                                              \
         sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                                \
@@ -47,7 +51,7 @@ typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
             out.zeros += zeros[0][k];                                                                                  \
         }                                                                                                              \
         for (; i < n; i++) {                                                                                           \
-            double value = x[i], off = value - (double)shift;                                                          \
+            double value = ONE(x[i]), off = value - (double)shift;                                                     \
             out.sum += off;                                                                                            \
             out.squares += off * off;                                                                                  \
             out.low = value < out.low ? value : out.low;                                                               \
@@ -56,8 +60,24 @@ typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
         }                                                                                                              \
         return out;                                                                                                    \
     }
-SUMS(NAME(sums_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32)
-SUMS(NAME(sums_f64), double, loose_f64, NAME(vd), NAME(vi64), MIN_F64, MAX_F64)
+#define AS_IT_IS(x) (x)
+#define LOAD_PLAIN(v, from, k) memcpy(&v, (const char *)(from) + (k)*VB, VB)
+/* Two vectors of bfloat16 are the upper and the lower halves of one vector of words: the order does not matter here. */
+#define LOAD_BF16(v, from, k)                                                                                          \
+    do {                                                                                                               \
+        NAME(vu32) pairs_;                                                                                             \
+        memcpy(&pairs_, (const char *)(from) + (k) / 2 * VB, VB);                                                      \
+        v = (NAME(vf))((k) & 1 ? pairs_ & 0xffff0000u : pairs_ << 16);                                                 \
+    } while (0)
+SUMS(NAME(sums_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_PLAIN, AS_IT_IS)
+SUMS(NAME(sums_f64), double, loose_f64, NAME(vd), NAME(vi64), MIN_F64, MAX_F64, ZEROS_F64, LOAD_PLAIN, AS_IT_IS)
+SUMS(NAME(sums_bf16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_BF16, from_bf16)
+#ifdef LOAD_F16
+SUMS(NAME(sums_f16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_F16, from_f16)
+#endif
+#undef LOAD_BF16
+#undef LOAD_PLAIN
+#undef AS_IT_IS
 #undef SUMS
 #endif
 
@@ -101,7 +121,7 @@ static TARGET void NAME(decode_f32)(const void *from, int dtype, size_t n, loose
     const uint8_t *bytes = from;
     if (dtype == BF16)
         for (size_t i = 0; i < n; i++)
-            out[i] = as_float((uint32_t)half[i] << 16);
+            out[i] = from_bf16(half[i]);
     else if (dtype == F16)
         HALF_TO_FLOAT(half, n, out);
     else if (dtype == E5M2)
@@ -135,6 +155,25 @@ static TARGET void NAME(decode_f64)(const void *from, int dtype, size_t n, loose
 }
 #undef WIDEN
 
+/* The bin of each value; zeros, NaN and Inf go to one more. */
+static TARGET void NAME(octaves_f32)(const loose_f32 *x, size_t n, uint8_t *bins)
+{
+    for (size_t i = 0; i < n; i++) {
+        int32_t bits = (int32_t)(as_bits(x[i]) & 0x7fffffff), bin = (bits >> 23) - 127 + LOWEST_BIN;
+        bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
+        bins[i] = (uint8_t)(bits == 0 || bits >= 0x7f800000 ? BINS : bin);
+    }
+}
+
+static TARGET void NAME(octaves_f64)(const loose_f64 *x, size_t n, uint8_t *bins)
+{
+    for (size_t i = 0; i < n; i++) {
+        int64_t bits = (int64_t)(as_bits64(x[i]) & INT64_MAX), bin = (bits >> 52) - 1023 + LOWEST_BIN;
+        bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
+        bins[i] = (uint8_t)(bits == 0 || bits >= INT64_C(0x7ff0000000000000) ? BINS : bin);
+    }
+}
+
 /* `first` is the number of the first word, a multiple of KEYS. */
 static TARGET void NAME(hash)(const unsigned char *bytes, size_t words, uint64_t first, hash_sums *sums)
 {
@@ -165,11 +204,20 @@ static TARGET void NAME(hash)(const unsigned char *bytes, size_t words, uint64_t
 
 static const instruction_set NAME(set) = {
 #ifdef VB
-    NAME(sums_f32), NAME(sums_f64),
-#else
-    NULL, NULL,
+    .sums_f32 = NAME(sums_f32),
+    .sums_f64 = NAME(sums_f64),
+    .sums_bf16 = NAME(sums_bf16),
+#ifdef LOAD_F16
+    .sums_f16 = NAME(sums_f16),
 #endif
-    NAME(decode_f32), NAME(decode_f64), NAME(minus_f32), NAME(minus_f64), NAME(hash),
+#endif
+    .decode_f32 = NAME(decode_f32),
+    .decode_f64 = NAME(decode_f64),
+    .minus_f32 = NAME(minus_f32),
+    .minus_f64 = NAME(minus_f64),
+    .octaves_f32 = NAME(octaves_f32),
+    .octaves_f64 = NAME(octaves_f64),
+    .hash = NAME(hash),
 };
 
 #undef NAME
@@ -181,3 +229,6 @@ static const instruction_set NAME(set) = {
 #undef MAX_F64
 #undef MUL32
 #undef HALF_TO_FLOAT
+#undef LOAD_F16
+#undef ZEROS_F32
+#undef ZEROS_F64

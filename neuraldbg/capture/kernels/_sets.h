@@ -3,15 +3,10 @@
 
 uint64_t neuraldbg_keys[KEYS];
 
-/* Exact for all 65,536 values; subnormal ones are slow here, which the conversions in hardware are not. */
 static inline void half_to_float(const loose_u16 *half, size_t n, loose_f32 *out)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t sign = (uint32_t)(half[i] & 0x8000) << 16;
-        uint32_t bits = as_bits(as_float((uint32_t)(half[i] & 0x7fff) << 13) * 0x1p112f);
-        bits |= (half[i] & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
-        out[i] = as_float(bits | sign);
-    }
+    for (size_t i = 0; i < n; i++)
+        out[i] = from_f16(half[i]);
 }
 
 #define NAME(x) scalar_##x
@@ -51,6 +46,7 @@ static AVX2 void avx2_half(const loose_u16 *half, size_t n, loose_f32 *out)
 #define MAX_F64(a, b) _mm256_max_pd((__m256d)(a), (__m256d)(b))
 #define MUL32(x) _mm256_mul_epu32((__m256i)(x), _mm256_srli_epi64((__m256i)(x), 32))
 #define HALF_TO_FLOAT avx2_half
+#define LOAD_F16(v, from, k) v = (avx2_vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from) + (k)))
 #include "_passes.h"
 
 #define AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
@@ -71,6 +67,13 @@ static AVX512 void avx512_half(const loose_u16 *half, size_t n, loose_f32 *out)
 #define MAX_F64(a, b) _mm512_max_pd((__m512d)(a), (__m512d)(b))
 #define MUL32(x) _mm512_mul_epu32((__m512i)(x), _mm512_srli_epi64((__m512i)(x), 32))
 #define HALF_TO_FLOAT avx512_half
+#define LOAD_F16(v, from, k) v = (avx512_vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from) + (k)))
+#define ZEROS_F32(zeros, v)                                                                                            \
+    _mm512_mask_add_epi32((__m512i)(zeros), _mm512_cmp_ps_mask((__m512)(v), _mm512_setzero_ps(), _CMP_EQ_OQ),          \
+                          (__m512i)(zeros), _mm512_set1_epi32(1))
+#define ZEROS_F64(zeros, v)                                                                                            \
+    _mm512_mask_add_epi64((__m512i)(zeros), _mm512_cmp_pd_mask((__m512d)(v), _mm512_setzero_pd(), _CMP_EQ_OQ),         \
+                          (__m512i)(zeros), _mm512_set1_epi64(1))
 #include "_passes.h"
 
 static const char *const SET_NAMES[] = {"scalar", "sse2", "avx2", "avx512"};
