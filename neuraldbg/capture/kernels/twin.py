@@ -19,6 +19,7 @@ from neuraldbg.capture.kernels.elements import BINS, CHUNK, LOWEST_BIN, Element,
 PIECE: Final = 16 * CHUNK  # elements at a time: the copies stay in the cache
 KEYS: Final = 512  # words of 8 bytes after which the keys of the hash repeat, with another offset
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_WORD: Final = (1 << 64) - 1
 _FIRST_OFFSET: Final = np.uint64(1 << 32)
 _AS_NUMPY: Final = {
     Element.float64: np.float64,
@@ -130,8 +131,14 @@ def hash_of(raw: NDArray[np.uint8]) -> int:
             part = words[start : start + PIECE]
             products += _products(part, start)
             plain += part.sum(dtype=np.uint64)
-        end = plain ^ np.uint64(raw.size) * _GOLDEN
-        return int(mixed(products + mixed(end)))
+    return hash_from_sums(int(products), int(plain), raw.size)
+
+
+def hash_from_sums(products: int, plain: int, size: int) -> int:
+    """The hash of `size` bytes from its two sums, modulo 2^64, wherever those were made."""
+    with np.errstate(over="ignore"):
+        sums = np.array([products & _WORD, plain & _WORD], np.uint64)
+        return int(mixed(sums[:1] + mixed(sums[1:] ^ (np.uint64(size) * _GOLDEN)))[0])
 
 
 def _products(words: NDArray[np.uint64], first: int) -> np.uint64:

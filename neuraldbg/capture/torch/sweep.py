@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -60,15 +60,24 @@ class Sweep:
     def after(self, kept: _Kept) -> None:
         kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
         pairs = [(parameter, parameter if before is None else before) for _, parameter, before in kept]
-        for (site, parameter, before), rows in zip(kept, moved_each(pairs), strict=True):
-            moved = before is not None and before.shape == parameter.shape and before.device == parameter.device
-            if rows is not None:
-                self._write(site, Kind.PARAMETER, rows[0])
-            else:
-                self._stats(parameter, site, Kind.PARAMETER)
-            if moved and rows is not None:
-                self._write(site, Kind.UPDATE, rows[1])
-            elif moved and before is not None:
+        left: _Kept = []
+        for one, rows in zip(kept, moved_each(pairs), strict=True):
+            if rows is None:
+                left.append(one)
+                continue
+            self._write(one[0], Kind.PARAMETER, rows[0])
+            if one[2] is not None:
+                self._write(one[0], Kind.UPDATE, rows[1])
+        if left:
+            self._after_elsewhere(left)
+
+    def _after_elsewhere(self, kept: _Kept) -> None:
+        """Parameters on a device, or of a kind that the host's kernel cannot read."""
+        self._stats_of_all([(site, parameter) for site, parameter, _ in kept], Kind.PARAMETER)
+        moved = [(site, p, b) for site, p, b in kept if b is not None and b.shape == p.shape and b.device == p.device]
+        wanted = [(parameter, self._writer(site, Kind.UPDATE)) for site, parameter, _ in moved]
+        if not self.core.device.stats_of_all(wanted, [before for _, _, before in moved]):
+            for site, parameter, before in moved:
                 self._stats(plain(parameter) - plain(before), site, Kind.UPDATE)
 
     def note_missing(self, key: int, parameters: Iterable[Tensor]) -> None:
@@ -114,16 +123,23 @@ class Sweep:
                 self.norms[site] = (norm, parameter.numel(), parameter.dim())
 
     def _stats_of_all(self, found: list[tuple[int, Tensor]], kind: Kind) -> None:
+        left = []
         found = [(site, tensor) for site, tensor in found if site not in self.core.tree.unwanted]
         for (site, tensor), row in zip(found, measured_each([tensor for _, tensor in found]), strict=True):
             if row is not None:
                 self._write(site, kind, row)
             else:
+                left.append((site, tensor))
+        if left and not self.core.device.stats_of_all([(tensor, self._writer(site, kind)) for site, tensor in left]):
+            for site, tensor in left:
                 self._stats(tensor, site, kind)
 
     def _stats(self, tensor: Tensor, site: int, kind: Kind) -> None:
+        self.core.measure(tensor, site, self._writer(site, kind))
+
+    def _writer(self, site: int, kind: Kind) -> Callable[[Measured], None]:
         step = self.core.recorder.step
-        self.core.measure(tensor, site, lambda measured: self._write(site, kind, measured, step))
+        return lambda measured: self._write(site, kind, measured, step)
 
     def _write(self, site: int, kind: Kind, measured: Measured, step: int | None = None) -> None:
         self.core.recorder.stats(site, (kind, Phase.UPDATE, 0, -1), measured, step=step)
