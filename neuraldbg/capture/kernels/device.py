@@ -66,9 +66,14 @@ class DevicePass:
         groups: dict[torch.dtype, list[tuple[Tensor, int, Tensor]]] = {}
         for tensor, row, old in zip(tensors, rows, less or tensors, strict=True):
             groups.setdefault(tensor.dtype, []).append((tensor, row, old))
-        for dtype, group in groups.items():
-            for start in range(0, len(group), MOST_AT_ONCE):
-                self._measure_group(dtype, group[start : start + MOST_AT_ONCE], moved=bool(less))
+        before = (list(self._jobs), self._used)
+        try:
+            for dtype, group in groups.items():
+                for start in range(0, len(group), MOST_AT_ONCE):
+                    self._measure_group(dtype, group[start : start + MOST_AT_ONCE], moved=bool(less))
+        except BaseException:
+            self._jobs, self._used = before  # the rows of those that were launched will be somebody else's
+            raise
 
     def _measure_group(self, dtype: torch.dtype, group: list[tuple[Tensor, int, Tensor]], *, moved: bool) -> None:
         room = max(1 << (len(group) - 1).bit_length(), 16)

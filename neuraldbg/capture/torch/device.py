@@ -38,6 +38,7 @@ class _Buffer:
     slot: _Slot
     side: Any  # the stream of the copies
     fused: DevicePass | None  # None = torch operations
+    failed: bool = False  # and from now on too
     used: int = 0
     waiting: list[tuple[bool, Deliver]] = field(default_factory=list)  # (is a scalar, consumer)
     free: list[_Slot] = field(default_factory=list)
@@ -87,8 +88,8 @@ class DeviceQueue:
         if buffer is None:
             return
         fused = buffer.fused
-        launched = fused is not None and readable(tensor) and fused.room_for((tensor,))
-        if launched and fused is not None:
+        launched = False
+        if fused is not None and not buffer.failed and readable(tensor) and self._fits(buffer, fused, (tensor,)):
             launched = self._launched(buffer, lambda: fused.measure(tensor, buffer.used))
         if launched or measure_on_device(tensor, buffer.slot.rows[buffer.used]):
             buffer.used += 1
@@ -104,7 +105,7 @@ class DeviceQueue:
             return False
         buffer = self._room(tensors[0].device, len(tensors))
         fused = None if buffer is None else buffer.fused
-        if buffer is None or fused is None or not fused.room_for(tensors):
+        if buffer is None or fused is None or buffer.failed or not self._fits(buffer, fused, tensors):
             return False
         rows = range(buffer.used, buffer.used + len(tensors))
         if not self._launched(buffer, lambda: fused.measure_all(tensors, rows, less=less)):
@@ -112,6 +113,11 @@ class DeviceQueue:
         buffer.used += len(tensors)
         buffer.waiting += [(False, deliver) for _, deliver in wanted]
         return True
+
+    def _fits(self, buffer: _Buffer, fused: DevicePass, tensors: Sequence[Tensor]) -> bool:
+        if not fused.room_for(tensors) and buffer.used:
+            self._copy(buffer)
+        return fused.room_for(tensors)
 
     def _launched(self, buffer: _Buffer, launch: Callable[[], None]) -> bool:
         """Where Triton fails (no compiler for the host, an old device), torch operations do its work from then on."""
@@ -122,7 +128,7 @@ class DeviceQueue:
         if took > SLOW_LAUNCH_NS and self.set_aside is not None:
             self.set_aside(took)
         if why is not None:
-            buffer.fused = None
+            buffer.failed = True
             log.warning("the Triton kernel cannot be used, torch operations are: %s", why)
         return why is None
 
@@ -183,9 +189,13 @@ class DeviceQueue:
         """On a stream of its own, after what the training stream has written; that one never waits for it, since the
         rows are used again only once they have been read."""
         slot, device = buffer.slot, buffer.slot.rows.device
+        fused = buffer.fused
+        if fused is not None and not self._launched(buffer, lambda: fused.finish_into(slot.rows)):
+            buffer.waiting = [
+                (is_scalar, deliver if is_scalar else _to_nobody) for is_scalar, deliver in buffer.waiting
+            ]
+            buffer.fused = None
         with torch.cuda.device(device):
-            if buffer.fused is not None:
-                buffer.fused.finish_into(slot.rows)
             written = torch.cuda.Event()  # type: ignore[no-untyped-call]
             written.record()
             with torch.cuda.stream(buffer.side):
@@ -202,6 +212,10 @@ class DeviceQueue:
         flight.buffer.free.append(flight.slot)
         for row, (is_scalar, deliver) in zip(rows, flight.waiting, strict=True):
             deliver(row[0] if is_scalar else from_device_row(row))
+
+
+def _to_nobody(_: Any) -> None:
+    """Rows that were never made."""
 
 
 def _new_slot(device: torch.device) -> _Slot:
