@@ -32,6 +32,8 @@ unit: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py
+	$(BIN)/python benchmarks/kernels.py --rounds 7 --dtypes float32 bfloat16
+	$(BIN)/python benchmarks/step_cost.py --rounds 4
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -141,11 +142,18 @@ def hash_from_sums(products: int, plain: int, size: int) -> int:
         return int(mixed(sums[:1] + mixed(sums[1:] ^ (np.uint64(size) * _GOLDEN)))[0])
 
 
+@lru_cache(maxsize=16)  # of 512 KB each
+def _keys_from(first: int) -> NDArray[np.uint32]:
+    """The halves of the keys of a piece of words; those of the first piece are the ones that are always needed."""
+    index = np.arange(first, first + PIECE, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        table = keys_of(np.arange(KEYS, dtype=np.uint64))
+        offset = keys_of(index // np.uint64(KEYS) + _FIRST_OFFSET)
+        return table[index % KEYS].view(np.uint32) + offset.view(np.uint32)
+
+
 def _products(words: NDArray[np.uint64], first: int) -> np.uint64:
-    index = np.arange(first, first + words.size, dtype=np.uint64)
-    table = keys_of(np.arange(KEYS, dtype=np.uint64))
-    key = table[index % KEYS].view(np.uint32)
-    offset = keys_of(index // np.uint64(KEYS) + _FIRST_OFFSET).view(np.uint32)
-    halves = (words.view(np.uint32) + key + offset).astype(np.uint64)
+    keys = _keys_from(first)[: 2 * words.size]
+    halves = (words.view(np.uint32) + keys).astype(np.uint64)
     total: np.uint64 = (halves[0::2] * halves[1::2]).sum(dtype=np.uint64)
     return total

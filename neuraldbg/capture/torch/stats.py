@@ -8,6 +8,7 @@ values to speak of (meta, quantised, empty) gives None.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from neuraldbg.capture.kernels.elements import Row
 Measured = Row  # its last number is the digest, 0 where none was taken
 NAN: Final = math.nan
 BATCH_ELEMENTS: Final = 256  # elements of a batch that go into its identity hash one by one
-SUMMED_BYTES: Final = 4 * 2**20  # of a batch whose bits go into it as a sum
+SUMMED_BYTES: Final = 4 * 2**20  # of a batch that are hashed whole
 DEVICE_PIECE: Final = 2**23  # elements measured at a time on a device: bounds the memory that takes
 SQUARES_UNDERFLOW: Final = 1e-15  # float32 values below it have squares that lose digits or vanish
 _MASK: Final = (1 << 64) - 1
@@ -177,21 +178,21 @@ def from_device_row(row: Any) -> Measured:
 
 
 def identity_of(tensor: Tensor) -> int:
-    """A 64-bit hash by which a batch is recognised when it comes again: shape, type, scattered elements, and the sum
-    of all bits (of up to 4 MB), so that one changed pixel in an equal frame changes it."""
-    bits = _bits(tensor if tensor.layout != torch.strided or tensor.is_contiguous() else _thinned(tensor))
+    """A 64-bit hash by which a batch is recognised when it comes again: shape, type and all bits of the first 4 MB; of
+    what is larger also scattered elements, of what is not in one piece only those."""
+    strided = tensor.layout == torch.strided
+    part = tensor if not strided or tensor.is_contiguous() else _thinned(tensor)
+    if part.numel() * part.element_size() <= SUMMED_BYTES:
+        return _salted(_hashed(part), tensor)
+    bits = _bits(part)
     if bits is None:
         return 0
     stride = max(bits.size // BATCH_ELEMENTS, 1)
     while stride > 1 and math.gcd(stride, bits.size) != 1:
         stride += 1  # coprime: a sample of every row, not the same column of each
-    raw = bits.view(np.uint8)[:SUMMED_BYTES]
-    whole = raw.size // 8 * 8
-    key = blake2b(bits[::stride].tobytes(), digest_size=8)
-    key.update(int(raw[:whole].view(np.uint64).sum(dtype=np.uint64)).to_bytes(8, "little"))
-    key.update(raw[whole:].tobytes())
-    key.update(repr((tensor.shape, tensor.dtype)).encode())
-    return int.from_bytes(key.digest(), "little") or 1
+    head = _hashed(torch.from_numpy(bits[: SUMMED_BYTES // bits.itemsize])) or 0
+    key = blake2b(bits[::stride].tobytes(), digest_size=8, key=head.to_bytes(8, "little"))
+    return _salted(int.from_bytes(key.digest(), "little"), tensor)
 
 
 def _thinned(tensor: Tensor) -> Tensor:
@@ -206,14 +207,22 @@ def _thinned(tensor: Tensor) -> Tensor:
 def digest_of(tensor: Tensor) -> int:
     """Position-sensitive 64-bit hash of all of a host tensor's bits, shape and type; 0 when it has none that can be
     read here. A single changed element always changes it, several or moved ones practically always."""
+    return _salted(_hashed(tensor), tensor)
+
+
+def _hashed(tensor: Tensor) -> int | None:
     hashed = host.hashed(tensor)
-    if hashed is None:
-        bits = _bits(tensor)
-        if bits is None:
-            return 0
-        hashed = host.hashed(torch.from_numpy(bits))
-        hashed = twin.hash_of(bits.view(np.uint8)) if hashed is None else hashed
-    return ((hashed ^ _salt(tensor)) & _MASK) or 1
+    if hashed is not None:
+        return hashed
+    bits = _bits(tensor)
+    if bits is None:
+        return None
+    hashed = host.hashed(torch.from_numpy(bits))
+    return twin.hash_of(bits.view(np.uint8)) if hashed is None else hashed
+
+
+def _salted(hashed: int | None, tensor: Tensor) -> int:
+    return 0 if hashed is None else (hashed ^ _salt(tensor.shape, tensor.dtype)) or 1
 
 
 @torch.no_grad()
@@ -230,9 +239,10 @@ def _bits(tensor: Tensor) -> np.ndarray[Any, Any] | None:
     return values.resolve_neg().contiguous().view(view).numpy().reshape(-1)
 
 
-def _salt(tensor: Tensor) -> int:
+@lru_cache(maxsize=1024)
+def _salt(shape: torch.Size, dtype: torch.dtype) -> int:
     """A number for shape and type that is the same in every process (Python's hash of strings is not)."""
     salt = 1469598103934665603
-    for size in (*tensor.shape, len(str(tensor.dtype)), *str(tensor.dtype).encode()):
+    for size in (*shape, len(str(dtype)), *str(dtype).encode()):
         salt = ((salt ^ size) * 1099511628211) & _MASK
     return salt

@@ -36,7 +36,9 @@ class HalfGradients:
     def _pass(self) -> Pass | None:
         if not self._left or not self.core.sampling or self.core.recorder.step > LAST_LOOK:
             return None
-        return next((one for one in reversed(self.passes.current) if one.record is not None and _is_half(one)), None)
+        return next(
+            (one for one in reversed(tuple(self.passes.current)) if one.record is not None and _is_half(one)), None
+        )
 
     def _begun(self, loss: Tensor | None, _: int) -> None:
         self._loss = []

@@ -117,7 +117,7 @@ def _own_value(inputs: Array, inside: Array, columns: Array, spread: Array) -> A
     """Per column, whether the samples inside share a value that those outside stay away from. Of most columns the
     first question settles it, and it looks at one class only."""
     values = inputs[np.ix_(inside, columns)]
-    own = np.ptp(values, axis=0) <= 1e-6 * spread[columns]
+    own: Array = np.ptp(values, axis=0) <= 1e-6 * spread[columns]
     for place in np.flatnonzero(own):
         column = columns[place]
         outside = inputs[~inside, column]

@@ -1,6 +1,7 @@
-"""What a step costs that is not measured in full: hooks, ledger and evidence, on a small MLP where it shows most.
+"""What watching a step costs on a small MLP, where it shows most: one that is not measured in full (hooks, ledger and
+evidence), or with --full one that is, with the C kernel and, in turn, without it.
 
-python benchmarks/quiet_step.py [--rounds 12] [--steps 200] [--warm 25] [--layers 7] [--profile]
+python benchmarks/step_cost.py [--full] [--rounds 12] [--steps 200] [--warm 25] [--layers 7] [--profile]
 
 Rounds of watched and bare steps alternate in one process; CPU time of all threads, one intra-op thread. Each watched
 round is a capture of its own whose first steps (--warm), of which 20 are measured in full, are not timed. The evidence
@@ -23,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from neuraldbg.capture.kernels import host
 from neuraldbg.capture.torch.attach import Options, TorchCapture
 from neuraldbg.records import RunInfo
 from neuraldbg.trace import TraceWriter, create_run
@@ -51,22 +53,30 @@ def training(layers: int, width: int, batch: int) -> Callable[[int], None]:
     return run
 
 
-def watched(run: Callable[[int], None], warm: int, steps: int, folder: Path, profile: cProfile.Profile | None) -> float:
+def watched(run: Callable[[int], None], chosen: argparse.Namespace, profile: cProfile.Profile | None) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        took = _watched(run, chosen, Path(folder), profile)
+    return took / float(chosen.steps)
+
+
+def _watched(
+    run: Callable[[int], None], chosen: argparse.Namespace, folder: Path, profile: cProfile.Profile | None
+) -> float:
     info = RunInfo(id="quiet", command=(), backend="pytorch", versions={}, started="")
     writer = TraceWriter(create_run(info, out=folder / "run"))
-    capture = TorchCapture(lambda: writer, Options(budget=ALMOST_NOTHING, strict=True))
+    capture = TorchCapture(lambda: writer, Options(budget=None if chosen.full else ALMOST_NOTHING, strict=True))
     try:
-        run(warm)
+        run(chosen.warm)
         if profile is not None:
             profile.enable()
         start = time.process_time()
-        run(steps)
+        run(chosen.steps)
         took = time.process_time() - start
         if profile is not None:
             profile.disable()
     finally:
         capture.close(exit_code=0)
-    return took / steps
+    return took
 
 
 def bare(run: Callable[[int], None], steps: int) -> float:
@@ -90,23 +100,27 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--full", action="store_true")
     parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     run = training(chosen.layers, chosen.width, chosen.batch)
     profile = cProfile.Profile() if chosen.profile else None
-    ratios, extra, plain = [], [], []
-    for _ in range(chosen.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            before = bare(run, chosen.steps // 2)
-            ours = watched(run, chosen.warm, chosen.steps, Path(folder), profile)
-            after = bare(run, chosen.steps // 2)
-        base = (before + after) / 2
-        ratios.append(ours / base)
-        extra.append((ours - base) * 1e6)
-        plain.append(base * 1e3)
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {chosen.layers} layers")
-    print(f"bare {interval(plain)} ms; watched / bare {interval(ratios)}; {interval(extra)} us more a step")
+    kernel = host.fused
+    arms = {"with the kernel": kernel, **({"without it": None} if chosen.full else {})}
+    ratios: dict[str, list[float]] = {name: [] for name in arms}
+    extra: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(chosen.rounds):
+        for name, host.fused in arms.items():
+            before = bare(run, chosen.steps // 2)
+            ours = watched(run, chosen, profile)
+            base = (before + bare(run, chosen.steps // 2)) / 2
+            ratios[name].append(ours / base)
+            extra[name].append((ours - base) * 1e6)
+    host.fused = kernel
+    for name in arms:
+        print(f"{name}: watched / bare {interval(ratios[name])}; {interval(extra[name])} us more a step")
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(45)
 
