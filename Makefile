@@ -10,7 +10,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch goes first, from the pinned version, so that no later package asks for another build of it
-$(STAMP): $(BIN)/python pyproject.toml constraints.txt
+$(STAMP): $(BIN)/python pyproject.toml setup.py constraints.txt $(wildcard neuraldbg/capture/kernels/_*.[ch])
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,onnx,test]'
 	touch $(STAMP)
@@ -33,6 +33,8 @@ unit: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/queries.py
+	$(BIN)/python benchmarks/kernels.py --rounds 7 --dtypes float32 bfloat16
+	$(BIN)/python benchmarks/step_cost.py --rounds 4
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches

@@ -183,6 +183,7 @@ class Pass:
     entry_module: Any = None
     light: LightRecord | None = None
     arrived: dict[int, Tensor] | None = None  # gradients of its outputs, until the update
+    entered: tuple[Tensor, ...] = ()  # tensors among its arguments, only while `pass_begun` is told
 
     @property
     def compiled(self) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.kernels.host import measured_each
 from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.capture.torch.sweep import owned
 
@@ -134,8 +135,11 @@ class GradientFlow:
         if not gradients or any(gradient is not None and not has_values(gradient) for gradient in gradients):
             return UNREAD
         reading = Reading([0.0 if gradient is None else None for gradient in gradients])
-        for at, gradient in enumerate(gradients):
-            if gradient is not None:
+        arrived = [(at, gradient) for at, gradient in enumerate(gradients) if gradient is not None]
+        for (at, gradient), row in zip(arrived, measured_each([gradient for _, gradient in arrived]), strict=True):
+            if row is not None:
+                reading.fill(at, row[5] if row[7] + row[8] == 0 else math.nan)
+            else:
                 size = torch.linalg.vector_norm(plain(gradient, widen=False))
                 if not self.core.device.scalar(size, partial(reading.fill, at)):
                     return UNREAD
