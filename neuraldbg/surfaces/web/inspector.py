@@ -46,13 +46,13 @@ def inspect_layer(trace: Trace, name: str, *, step: int | None, history: int) ->
 def _executions(trace: Trace, site: Site, step: int | None, history: int) -> list[dict[str, Any]]:
     last = trace.last_step if step is None else step
     for since in (max(0, (last or 0) - LOOK_BACK), None):
-        found = _seen(trace, site, (since, last))
+        found = executions_between(trace, site, (since, last))
         if len(found) >= history or since == 0:
             break
     return found[-history:]
 
 
-def _seen(trace: Trace, site: Site, between: tuple[int | None, int | None]) -> list[dict[str, Any]]:
+def executions_between(trace: Trace, site: Site, between: tuple[int | None, int | None]) -> list[dict[str, Any]]:
     """One entry a step, of everything that was measured in it; the last execution of a step counts."""
     by_step: dict[int, dict[str, Any]] = {}
 

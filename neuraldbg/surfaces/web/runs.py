@@ -15,6 +15,7 @@ from typing import Any
 from neuraldbg.control.channel import ChannelClient
 from neuraldbg.errors import ChannelClosed, NeuralDbgError, UnknownRun, UsageError
 from neuraldbg.surfaces.liveness import is_alive
+from neuraldbg.surfaces.web import judgement
 from neuraldbg.trace import Trace, open_trace
 
 FRESH_S = 0.1
@@ -97,6 +98,8 @@ class ServedRun:
         self._looked_s = 0.0
         self._line: TrainerLine | None = None
         self._findings: list[dict[str, Any]] | None = None
+        self._verdict: dict[str, Any] | None = None
+        self._anomalies: tuple[int | None, dict[str, Any]] | None = None
 
     @contextmanager
     def reading(self) -> Iterator[Trace]:
@@ -141,14 +144,30 @@ class ServedRun:
         """What the analysing process has written; of a run that ended without one, found now and kept."""
         with self.reading() as trace:
             if (trace.path / "findings.jsonl").exists():
-                return trace.findings()
+                return judgement.causes_first(trace.findings())
             if not trace.run.ended and is_alive(trace.run):
                 return []
             if self._findings is None:
-                from neuraldbg.analysis.summary import summarise
-
-                self._findings = [dict(one) for one in summarise(trace, alive=False).findings]
+                self._findings = judgement.findings_of(trace)
             return self._findings
+
+    def verdict(self) -> dict[str, Any]:
+        """Of a run that is over by the whole analysis, once; of one that goes on by what was found until now."""
+        with self.reading() as trace:
+            over = trace.run.ended or not is_alive(trace.run)
+            if over and self._verdict is None:
+                self._verdict = judgement.of_recorded(trace)
+            if over and self._verdict is not None:
+                return self._verdict
+            updates = (trace.last_step or 0) + 1 if trace.last_step is not None else 0
+        return judgement.of_findings(self.findings(), updates)
+
+    def anomalies(self) -> dict[str, Any]:
+        """Judged anew when there are more steps."""
+        with self.reading() as trace:
+            if self._anomalies is None or self._anomalies[0] != trace.last_step:
+                self._anomalies = (trace.last_step, judgement.unusual(trace, alive=not trace.run.ended))
+            return self._anomalies[1]
 
     def close(self) -> None:
         if self._line is not None:
