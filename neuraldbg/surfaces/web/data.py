@@ -21,6 +21,7 @@ from neuraldbg.trace.tables import PHASE_CODE
 Span = tuple[int | None, int | None]
 NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
+LOWEST = 1e-12  # of the largest value: less would take the colours from all that matters
 LOOK_BACK = 1000  # steps
 KINDS: Final = ("activation", "gradient", "parameter", "update", "input", "target")
 _OF_THE_HOST: Final = ("cpu", "memory")
@@ -100,7 +101,7 @@ def picture(found: Heatmap) -> Picture:
     positive = seen[seen > 0]
     log = bool(low >= 0 and positive.size and high > LOG_FROM * float(positive.min()))
     if log:
-        low = float(positive.min())
+        low = max(float(positive.min()), high * LOWEST)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.log(np.maximum(values, low) / low) / np.log(high / low)
     else:

@@ -108,6 +108,20 @@ export interface Box {
   row: number;
 }
 
+/** The spans with the time between the outermost calls cut short: what the script did between them is not ours to show. */
+export function withoutGaps(spans: Span[]): Span[] {
+  const outer = spans.filter((span) => span.depth === 0);
+  const least = 0.01 * outer.reduce((sum, span) => sum + span.duration, 0);
+  let [cut, end] = [0, 0];
+  return spans.map((span) => {
+    if (span.depth === 0) {
+      cut += Math.max(0, span.start - end - least);
+      end = Math.max(end, span.end);
+    }
+    return { ...span, start: span.start - cut, end: span.end - cut };
+  });
+}
+
 /** The boxes of a stretch of time, 0 to 1 wide; those too narrow to be seen are left out. */
 export function boxesOf(spans: Span[], from: number, to: number, narrowest: number): Box[] {
   const length = to - from;
@@ -120,22 +134,6 @@ export function boxesOf(spans: Span[], from: number, to: number, narrowest: numb
     if (width >= narrowest) found.push({ span, x, width, row: span.depth });
   }
   return found;
-}
-
-// -- histograms -------------------------------------------------------------------------------------------------------
-
-/** Counts of equal bins from the smallest to the largest finite value. */
-export function binned(values: number[], bins: number): { low: number; high: number; counts: number[] } | null {
-  const finite = values.filter(Number.isFinite);
-  if (!finite.length) return null;
-  const low = finite.reduce((a, b) => Math.min(a, b));
-  const high = finite.reduce((a, b) => Math.max(a, b));
-  const counts = new Array<number>(high > low ? bins : 1).fill(0);
-  for (const value of finite) {
-    const at = high > low ? Math.min(bins - 1, Math.floor(((value - low) / (high - low)) * bins)) : 0;
-    counts[at]! += 1;
-  }
-  return { low, high, counts };
 }
 
 // -- marks ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ export function short(value: number | null | undefined, digits = 3): string {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size >= 1e5 || size < 1e-3 ? value.toExponential(digits - 2) : String(Number(value.toPrecision(digits)));
+  const text = size >= 1e5 || size < 1e-3 ? value.toExponential(digits - 2).replace(".0e", "e") : String(Number(value.toPrecision(digits)));
   return text.replace("e+", "e").replaceAll("-", "−");
 }
 

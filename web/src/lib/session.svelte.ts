@@ -1,9 +1,9 @@
 import { type Address, read, type View, written } from "./address";
 import { ask, query, Refused, send } from "./api";
 import type { Mark } from "./chart";
-import { plural, real, words } from "./numbers";
+import { real, words } from "./numbers";
 import { frameOf, listen, type Message } from "./stream";
-import type { Breakpoint, Finding, Frame, FrameAnswer, RunDetails, RunEntry, Settings, Verdict, Where } from "./types";
+import type { Breakpoint, Finding, Frame, FrameAnswer, RunDetails, RunEntry, Series, Settings, Verdict, Where } from "./types";
 
 const NONE: Settings = { theme: "dark", refresh_s: 1, max_history: 1000, history: 100, charts: [], version: "" };
 const SLOWLY_S = 2; // panels that read much of the run follow it no faster
@@ -119,10 +119,9 @@ export class Session {
     this.grow(run.last_step);
     document.title = `${run.name} · NeuralDbg`;
     if (run.series.includes("loss")) {
-      const loss = await ask<{ steps: number[]; max: (number | null)[] }>(
-        this.path("/api/series", { metric: "loss", points: this.settings.max_history }),
-      );
-      this.losses = loss.steps.map((step, at) => ({ step, value: real(loss.max[at]) }));
+      const loss = await ask<Series>(this.path("/api/series", { metric: "loss", points: this.settings.max_history }));
+      const broken = new Set(loss.nan_steps);
+      this.losses = loss.steps.map((step, at) => ({ step, value: broken.has(step) ? NaN : real(loss.max[at]) }));
     }
   }
 
@@ -266,28 +265,26 @@ export class Session {
     }
   }
 
-  async addBreakpoint(layer: string, condition: string | null, group: string | null = null): Promise<boolean> {
-    const done = await this.act(async () => {
-      const body = { layer_name: layer, condition: condition || null, group: group || null };
-      return (await send<{ message: string }>("POST", this.path("/api/breakpoint"), body)).message;
-    });
+  addBreakpoint(layer: string, condition: string | null, group: string | null = null): Promise<boolean> {
+    return this.#edit("POST", "", { layer_name: layer, condition, group });
+  }
+
+  changeBreakpoint(id: number, change: Partial<Breakpoint>): Promise<boolean> {
+    return this.#edit("PATCH", `/${id}`, change);
+  }
+
+  switchGroup(group: string, enabled: boolean): Promise<boolean> {
+    return this.#edit("PATCH", "/group", { group, enabled });
+  }
+
+  removeBreakpoint(id: number): Promise<boolean> {
+    return this.#edit("DELETE", `/${id}`, {});
+  }
+
+  async #edit(method: "POST" | "PATCH" | "DELETE", which: string, body: object): Promise<boolean> {
+    const done = await this.act(async () => (await send<{ message: string }>(method, this.path(`/api/breakpoint${which}`), body)).message);
     await this.readBreakpoints();
     return done;
-  }
-
-  async changeBreakpoint(id: number, change: Partial<Breakpoint>): Promise<void> {
-    await this.act(async () => (await send<{ message: string }>("PATCH", this.path(`/api/breakpoint/${id}`), change)).message);
-    await this.readBreakpoints();
-  }
-
-  async switchGroup(group: string, enabled: boolean): Promise<void> {
-    await this.act(async () => (await send<{ message: string }>("PATCH", this.path("/api/breakpoint/group"), { group, enabled })).message);
-    await this.readBreakpoints();
-  }
-
-  async removeBreakpoint(id: number): Promise<void> {
-    await this.act(async () => (await send<{ message: string }>("DELETE", this.path(`/api/breakpoint/${id}`))).message);
-    await this.readBreakpoints();
   }
 
   setTheme(theme: "dark" | "light", keep = true): void {
@@ -318,5 +315,4 @@ function chosenTheme(configured: Settings["theme"]): "dark" | "light" {
 }
 
 export const session = new Session();
-export const summaryOf = (found: Finding[]): string => plural(found.length, "finding");
 export const titleOf = (kind: string): string => words(kind).replace(/^./, (first) => first.toUpperCase());
