@@ -31,10 +31,7 @@ export async function send<T>(method: "POST" | "PATCH" | "DELETE", path: string,
 }
 
 async function answered<T>(response: Response): Promise<T> {
-  const body: unknown = await response.json().catch(() => ({}));
-  if (!response.ok) {
-    const details = (body ?? {}) as Record<string, unknown>;
-    throw new Refused(response.status, String(details.error ?? `${response.status} ${response.statusText}`), details);
-  }
-  return body as T;
+  if (response.ok) return (await response.json()) as T;
+  const details = ((await response.json().catch(() => null)) ?? {}) as Record<string, unknown>;
+  throw new Refused(response.status, String(details["error"] ?? `${response.status} ${response.statusText}`), details);
 }

@@ -100,7 +100,7 @@ export class Session {
     this.#stop?.();
     Object.assign(this, { run: null, findings: [], verdict: null, newest: null, past: null, losses: [], hits: [], breakpoints: [] });
     Object.assign(this, { lastStep: null, slowStep: null, timedStep: null });
-    const same = name === this.address.run;
+    const same = this.#stop === null || name === this.address.run; // the first run comes with the address
     this.go({ run: this.runs.length > 1 ? name : null, ...(same ? {} : { layer: null, step: null, finding: null }) });
     await this.readRun();
     this.#stop = listen(this.name, {
@@ -118,7 +118,11 @@ export class Session {
     this.where = run.where;
     this.grow(run.last_step);
     document.title = `${run.name} · NeuralDbg`;
-    if (run.series.includes("loss")) {
+    await this.readLoss();
+  }
+
+  async readLoss(): Promise<void> {
+    if (this.run?.series.includes("loss")) {
       const loss = await ask<Series>(this.path("/api/series", { metric: "loss", points: this.settings.max_history }));
       const broken = new Set(loss.nan_steps);
       this.losses = loss.steps.map((step, at) => ({ step, value: broken.has(step) ? NaN : real(loss.max[at]) }));
@@ -202,6 +206,7 @@ export class Session {
     if (this.slowStep === null || this.over || now - this.#slowSince > 1000 * Math.max(SLOWLY_S, this.settings.refresh_s)) {
       this.slowStep = last;
       this.#slowSince = now;
+      if (this.newest) void this.readLoss();
     }
   }
 
@@ -247,6 +252,8 @@ export class Session {
   }
 
   async control(verb: "pause" | "continue" | "step", unit?: "layer" | "step"): Promise<void> {
+    if (!this.where.attached) return this.tell("No training process is attached to this run", true);
+    if ((verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
     await this.act(async () => {
       const answer = await send<{ message: string; state: Where }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {});
       this.changed({ ...answer.state, attached: true });
