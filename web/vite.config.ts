@@ -2,12 +2,12 @@ import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 
 // `npm run dev` against a server that `neural view` or `neural debug` has started.
-const server = process.env.NEURALDBG_URL ?? "http://127.0.0.1:8050";
+const server = process.env.PAGE_SERVER ?? "http://127.0.0.1:8050";
 
 export default defineConfig({
   plugins: [svelte()],
   build: {
-    outDir: process.env.NEURALDBG_PAGE_OUT ?? "../neuraldbg/surfaces/web/static",
+    outDir: process.env.PAGE_OUT ?? "../neuraldbg/surfaces/web/static",
     emptyOutDir: true,
     target: "es2022",
     modulePreload: { polyfill: false },

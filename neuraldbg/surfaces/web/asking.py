@@ -103,6 +103,10 @@ class StepBy(Body):
 
 class ConditionText(Body):
     condition: str = Field(examples=["layer_data['grad_norm'] < 0.001"])
+
+
+class Rehearsal(Body):
+    condition: str = Field("", examples=["layer_data['grad_norm'] < 0.001"])
     layer_name: str | None = Field(None, description="where it is tried; without it only the words are looked at")
 
 

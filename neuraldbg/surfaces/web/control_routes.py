@@ -12,6 +12,7 @@ from neuraldbg.surfaces.web.answers import StrictJSON, problems
 from neuraldbg.surfaces.web.asking import (
     FURTHEST,
     ChangedBreakpoint,
+    ConditionText,
     GroupSwitch,
     Layer,
     NewBreakpoint,
@@ -63,6 +64,11 @@ def switch(body: GroupSwitch, run: Run) -> StrictJSON:
     changed = run.call("group", group=body.group, enabled=body.enabled)
     message = f"{len(changed)} breakpoints of {body.group} {'enabled' if body.enabled else 'disabled'}"
     return StrictJSON({"status": "success", "message": message, "breakpoints": changed})
+
+
+@router.post("/api/breakpoint/check", responses=problems(400), summary="Say whether a condition is one")
+def check(body: ConditionText, run: Run) -> StrictJSON:
+    return StrictJSON(run.call("check", condition=body.condition))
 
 
 @router.delete("/api/breakpoint/{id}", summary="Remove one breakpoint")

@@ -21,7 +21,7 @@ from neuraldbg.trace.tables import PHASE_CODE
 Span = tuple[int | None, int | None]
 NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
-LOWEST = 1e-12  # of the largest value: less would take the colours from all that matters
+MANY, STRAY = 1e12, 0.02  # of a range this wide, so few of the smallest values do not take the colours from the others
 LOOK_BACK = 1000  # steps
 KINDS: Final = ("activation", "gradient", "parameter", "update", "input", "target")
 _OF_THE_HOST: Final = ("cpu", "memory")
@@ -101,7 +101,9 @@ def picture(found: Heatmap) -> Picture:
     positive = seen[seen > 0]
     log = bool(low >= 0 and positive.size and high > LOG_FROM * float(positive.min()))
     if log:
-        low = max(float(positive.min()), high * LOWEST)
+        low = float(positive.min())
+        if high > MANY * low:
+            low = float(np.quantile(positive, STRAY))
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.log(np.maximum(values, low) / low) / np.log(high / low)
     else:

@@ -20,13 +20,13 @@ def findings_of(trace: Trace) -> list[dict[str, Any]]:
 
 
 def causes_first(findings: Sequence[Found]) -> list[dict[str, Any]]:
-    """What another finding leads to comes after it; then by severity, confidence and step."""
+    """As `diagnose` orders them: loud before quiet, causes before what they led to, sure before unsure."""
     led_to = {(link["kind"], link["layer"]) for one in findings for link in one.get("chain", ())}
 
     def order(one: Found) -> tuple[Any, ...]:
-        loud = LOUD.index(one["severity"]) if one["severity"] in LOUD else len(LOUD)
+        grave = LOUD.index(one["severity"]) if one["severity"] in LOUD else len(LOUD)
         is_led_to = (one["kind"], one["layer"]) in led_to
-        return loud, is_led_to, not one.get("chain"), -(one.get("confidence") or 0), one.get("step") or 0
+        return grave > 1, is_led_to, not one.get("chain"), -(one.get("confidence") or 0.5), grave, one.get("step") or 0
 
     return [dict(one) for one in sorted(findings, key=order)]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from neuraldbg.config.installation import own_version
-from neuraldbg.surfaces.web import data, rehearsal
-from neuraldbg.surfaces.web.answers import StrictJSON, problems
-from neuraldbg.surfaces.web.asking import ConditionText, Configured, Run, Step, Stretch
+from neuraldbg.errors import ConditionError, UnknownLayer
+from neuraldbg.surfaces.web import data
+from neuraldbg.surfaces.web.answers import StrictJSON, problems, refusal
+from neuraldbg.surfaces.web.asking import Configured, Rehearsal, Run, Step, Stretch
+from neuraldbg.surfaces.web.rehearsal import rehearse
 from neuraldbg.surfaces.web.view_routes import Name
 
 router = APIRouter(tags=["page"], default_response_class=StrictJSON)
@@ -70,11 +72,15 @@ def anomalies(run: Run) -> StrictJSON:
 
 
 @router.post(
-    "/api/breakpoint/check",
+    "/api/breakpoint/rehearsal",
     responses={**OF_A_RUN, **problems(400)},
-    summary="Say whether a condition is one, and how often it would have held in the recorded steps",
+    summary="How often a breakpoint would have been hit in the recorded steps; `error` where it makes no sense",
 )
-def check(body: ConditionText, run: Run) -> StrictJSON:
-    with run.reading() as trace:
-        found: dict[str, Any] = rehearsal.rehearse(trace, body.condition, body.layer_name)
-    return StrictJSON(found)
+def rehearsal(body: Rehearsal, run: Run) -> StrictJSON:
+    """Asked with every key that somebody types: half a condition is no failure here, but an answer."""
+    try:
+        with run.reading() as trace:
+            return StrictJSON({"error": None, **rehearse(trace, body.condition, body.layer_name)})
+    except (ConditionError, UnknownLayer) as error:
+        _, reason, details = refusal(error)
+        return StrictJSON({"error": reason, **details})

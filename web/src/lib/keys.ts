@@ -49,7 +49,8 @@ function search(): void {
   requestAnimationFrame(() => document.querySelector<HTMLInputElement>("[data-search]")?.focus());
 }
 
-let going = 0;
+const NEVER = -Infinity;
+let going = NEVER; // when g was pressed
 
 /** True where the key meant something. Keys typed into a field, or held with a modifier, are not ours. */
 export function pressed(event: KeyboardEvent): boolean {
@@ -57,7 +58,7 @@ export function pressed(event: KeyboardEvent): boolean {
   const typing = target.closest("textarea, select, dialog, [contenteditable], input:not([type=range]):not([type=checkbox])");
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return false;
   if (performance.now() - going < 1500 && event.key in GOES) {
-    going = 0;
+    going = NEVER;
     session.show(GOES[event.key as keyof typeof GOES]);
     return true;
   }

@@ -254,11 +254,8 @@ export class Session {
   async control(verb: "pause" | "continue" | "step", unit?: "layer" | "step"): Promise<void> {
     if (!this.where.attached) return this.tell("No training process is attached to this run", true);
     if ((verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
-    await this.act(async () => {
-      const answer = await send<{ message: string; state: Where }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {});
-      this.changed({ ...answer.state, attached: true });
-      return answer.message;
-    });
+    // the stream tells the new state: the one in the answer may be older than what it has told already
+    await this.act(async () => (await send<{ message: string }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {})).message);
   }
 
   /** Does something that may be refused, and says what became of it. */

@@ -90,7 +90,7 @@ export interface AnomalyAnswer {
 }
 
 export interface CheckAnswer {
-  condition: string; keys: string[]; would_hit: number; looked_at: number; layers: string[];
+  error: string | null; nearest?: string[]; condition: string; keys: string[]; would_hit: number; looked_at: number; layers: string[];
   steps: [number, number] | null; last: { step: number; layer: string } | null;
 }
 
