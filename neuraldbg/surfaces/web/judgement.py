@@ -39,11 +39,11 @@ def of_recorded(trace: Trace) -> dict[str, Any]:
     return {"state": summary.verdict.state, "headline": summary.verdict.headline, "finding": first}
 
 
-def of_findings(findings: Sequence[Found], updates: int) -> dict[str, Any]:
+def of_findings(findings: Sequence[Found]) -> dict[str, Any]:
     """While a run goes on nothing is concluded from silence."""
     loud = [one for one in findings if one["severity"] in LOUD[:2]]
     if not loud:
-        return {"state": "undecided", "headline": f"nothing wrong so far in {updates:,} steps", "finding": None}
+        return {"state": "undecided", "headline": "nothing wrong so far", "finding": None}
     since = f" since step {loud[0]['step']:,}" if loud[0].get("step") is not None else ""
     worst = "critical" if any(one["severity"] == "critical" for one in loud) else "warning"
     return {"state": worst, "headline": f"{loud[0]['summary'].rstrip('.')}{since}", "finding": loud[0]["id"]}

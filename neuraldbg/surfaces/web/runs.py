@@ -19,6 +19,7 @@ from neuraldbg.surfaces.web import judgement
 from neuraldbg.trace import Trace, open_trace
 
 FRESH_S = 0.1
+SELDOM_S = 15.0
 ROOMY = 130e6  # bytes resident, shared libraries among them
 Event = dict[str, Any]
 
@@ -99,7 +100,7 @@ class ServedRun:
         self._line: TrainerLine | None = None
         self._findings: list[dict[str, Any]] | None = None
         self._verdict: dict[str, Any] | None = None
-        self._anomalies: tuple[int | None, dict[str, Any]] | None = None
+        self._anomalies: tuple[int | None, float, dict[str, Any]] | None = None
 
     @contextmanager
     def reading(self) -> Iterator[Trace]:
@@ -159,15 +160,17 @@ class ServedRun:
                 self._verdict = judgement.of_recorded(trace)
             if over and self._verdict is not None:
                 return self._verdict
-            updates = (trace.last_step or 0) + 1 if trace.last_step is not None else 0
-        return judgement.of_findings(self.findings(), updates)
+        return judgement.of_findings(self.findings())
 
     def anomalies(self) -> dict[str, Any]:
-        """Judged anew when there are more steps."""
+        """Judged anew when there are more steps, but seldom: it takes a second or two of a core."""
         with self.reading() as trace:
-            if self._anomalies is None or self._anomalies[0] != trace.last_step:
-                self._anomalies = (trace.last_step, judgement.unusual(trace, alive=not trace.run.ended))
-            return self._anomalies[1]
+            now = time.monotonic()
+            known = self._anomalies
+            if known is None or (known[0] != trace.last_step and now - known[1] > SELDOM_S):
+                known = (trace.last_step, now, judgement.unusual(trace, alive=not trace.run.ended))
+                self._anomalies = known
+            return known[2]
 
     def close(self) -> None:
         if self._line is not None:

@@ -15,14 +15,9 @@ export const VIEWS = {
   "anomaly-detection": "Anomaly Detection",
 } as const;
 export type View = keyof typeof VIEWS;
-export const MAIN_VIEWS = ["overview", "why", "heatmap", "layer", "breakpoints", "performance", "compare"] as const;
-export const LAYER_TABS = [
-  "execution-trace",
-  "gradient-analysis",
-  "activation-statistics",
-  "memory-profiling",
-  "anomaly-detection",
-] as const;
+const NAMES = Object.keys(VIEWS) as View[];
+export const MAIN_VIEWS = NAMES.slice(0, 7);
+export const LAYER_TABS = NAMES.slice(7); // the five of the original dashboard
 
 export interface Address {
   view: View;

@@ -26,18 +26,8 @@ export const KEYS: Key[] = [
 ];
 
 export const GOES = {
-  o: "overview",
-  w: "why",
-  h: "heatmap",
-  l: "layer",
-  b: "breakpoints",
-  p: "performance",
-  m: "memory-profiling",
-  c: "compare",
-  e: "execution-trace",
-  g: "gradient-analysis",
-  a: "activation-statistics",
-  d: "anomaly-detection",
+  o: "overview", w: "why", h: "heatmap", l: "layer", b: "breakpoints", p: "performance", c: "compare",
+  e: "execution-trace", g: "gradient-analysis", a: "activation-statistics", m: "memory-profiling", d: "anomaly-detection",
 } as const;
 
 function breakHere(): void {

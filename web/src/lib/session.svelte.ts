@@ -206,7 +206,7 @@ export class Session {
     if (this.slowStep === null || this.over || now - this.#slowSince > 1000 * Math.max(SLOWLY_S, this.settings.refresh_s)) {
       this.slowStep = last;
       this.#slowSince = now;
-      if (this.newest) void this.readLoss();
+      if (this.newest && !this.over) void (this.run?.series.includes("loss") ? this.readLoss() : this.readRun());
     }
   }
 

@@ -15,7 +15,6 @@ export interface RunEntry {
 }
 
 export interface LayerEntry { name: string; type: string | null; parameters: number | null; source: string | null }
-
 export interface TreeNode extends LayerEntry { path: string; children: TreeNode[] }
 
 export interface RunDetails extends RunEntry {
@@ -56,7 +55,6 @@ export interface Series {
 
 /** One number for every layer and metric, at one step; NaN where nothing was measured. */
 export interface Frame { step: number; layers: string[]; metrics: Record<string, ArrayLike<number>> }
-
 export interface FrameAnswer { step: number | null; layers: string[]; metrics: Record<string, Num[]> }
 
 export interface HeatAnswer {
