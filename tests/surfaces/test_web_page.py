@@ -136,8 +136,8 @@ def test_a_cause_comes_before_what_it_led_to() -> None:
 
     given = [finding("quiet", "info"), finding("nan", "critical"), finding("lr", "warning", "nan")]
     assert [one["kind"] for one in judgement.causes_first(given)] == ["lr", "nan", "quiet"]
-    assert judgement.of_findings(given[:1])["state"] == "undecided"
-    assert judgement.of_findings(given[1:])["state"] == "critical"
+    assert judgement.of_findings(given[:1]) is None
+    assert judgement.of_findings(given[1:]) == {"state": "critical", "headline": "nan (since step 0)", "finding": "nan"}
 
 
 def test_a_theme_and_charts_reach_the_page(tmp_path: Path) -> None:

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from neuraldbg.trace import Trace
+from neuraldbg.trace import Trace, open_trace
 
 LOUD = ("critical", "warning", "info")
 MOST_ANOMALIES = 500
+SELDOM_S = 15.0
+SO_FAR = {"state": "undecided", "headline": "nothing wrong so far", "finding": None}
 Found = Mapping[str, Any]
 
 
-def findings_of(trace: Trace) -> list[dict[str, Any]]:
-    from neuraldbg.analysis.summary import summarise
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    verdict: dict[str, Any]
+    findings: list[dict[str, Any]]
 
-    return [dict(one) for one in summarise(trace, alive=False).findings]
+
+class Judge:
+    """Looks at one run as a whole, which of a long one takes a minute: on a reading of its own, so that nobody waits
+    who asks for something else."""
+
+    def __init__(self) -> None:
+        self._lock, self._unusual_lock = threading.Lock(), threading.Lock()
+        self._judgement: Judgement | None = None
+        self._unusual: dict[str, Any] = {}
+        self._unusual_until: int | None = None
+        self._unusual_since_s = 0.0
+
+    def recorded(self, run_dir: Path) -> Judgement:
+        """Of a run that is over: once."""
+        with self._lock:
+            if self._judgement is None:
+                with open_trace(run_dir) as trace:
+                    self._judgement = of_recorded(trace)
+            return self._judgement
+
+    def unusual(self, run_dir: Path, last_step: int | None, *, alive: bool) -> dict[str, Any]:
+        """Judged anew when there are more steps, but seldom: it takes a second or two of a core."""
+        with self._unusual_lock:
+            now = time.monotonic()
+            if not self._unusual or (self._unusual_until != last_step and now - self._unusual_since_s > SELDOM_S):
+                with open_trace(run_dir) as trace:
+                    self._unusual = unusual(trace, alive=alive)
+                self._unusual_until, self._unusual_since_s = last_step, now
+            return self._unusual
 
 
 def causes_first(findings: Sequence[Found]) -> list[dict[str, Any]]:
@@ -31,22 +66,27 @@ def causes_first(findings: Sequence[Found]) -> list[dict[str, Any]]:
     return [dict(one) for one in sorted(findings, key=order)]
 
 
-def of_recorded(trace: Trace) -> dict[str, Any]:
+def of_recorded(trace: Trace) -> Judgement:
     from neuraldbg.analysis.summary import summarise
 
     summary = summarise(trace, alive=False)
-    first = summary.findings[0]["id"] if summary.findings and summary.verdict.state in LOUD else None
-    return {"state": summary.verdict.state, "headline": summary.verdict.headline, "finding": first}
+    findings = [dict(one) for one in summary.findings]
+    first = findings[0]["id"] if findings and summary.verdict.state in LOUD else None
+    return Judgement({"state": summary.verdict.state, "headline": summary.verdict.headline, "finding": first}, findings)
 
 
-def of_findings(findings: Sequence[Found]) -> dict[str, Any]:
-    """While a run goes on nothing is concluded from silence."""
+def of_findings(findings: Sequence[Found]) -> dict[str, Any] | None:
+    """The verdict that loud findings give, in the words of the report; None where there are none."""
     loud = [one for one in findings if one["severity"] in LOUD[:2]]
     if not loud:
-        return {"state": "undecided", "headline": "nothing wrong so far", "finding": None}
-    since = f" since step {loud[0]['step']:,}" if loud[0].get("step") is not None else ""
+        return None
+    first = loud[0]
+    since = f"since step {first['step']:,}" if first.get("step") is not None else None
+    layer = f"layer {first['layer']}" if first.get("layer") and first["layer"] not in first["summary"] else None
+    place = ", ".join(part for part in (since, layer, first.get("source")) if part)
+    said = first["summary"].rstrip(".")
     worst = "critical" if any(one["severity"] == "critical" for one in loud) else "warning"
-    return {"state": worst, "headline": f"{loud[0]['summary'].rstrip('.')}{since}", "finding": loud[0]["id"]}
+    return {"state": worst, "headline": f"{said} ({place})" if place else said, "finding": first["id"]}
 
 
 def unusual(trace: Trace, *, alive: bool) -> dict[str, Any]:

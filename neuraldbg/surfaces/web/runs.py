@@ -19,7 +19,6 @@ from neuraldbg.surfaces.web import judgement
 from neuraldbg.trace import Trace, open_trace
 
 FRESH_S = 0.1
-SELDOM_S = 15.0
 ROOMY = 130e6  # bytes resident, shared libraries among them
 Event = dict[str, Any]
 
@@ -98,9 +97,7 @@ class ServedRun:
         self._lock = threading.Lock()
         self._looked_s = 0.0
         self._line: TrainerLine | None = None
-        self._findings: list[dict[str, Any]] | None = None
-        self._verdict: dict[str, Any] | None = None
-        self._anomalies: tuple[int | None, float, dict[str, Any]] | None = None
+        self._judge = judgement.Judge()
 
     @contextmanager
     def reading(self) -> Iterator[Trace]:
@@ -144,33 +141,24 @@ class ServedRun:
     def findings(self) -> list[dict[str, Any]]:
         """What the analysing process has written; of a run that ended without one, found now and kept."""
         with self.reading() as trace:
-            if (trace.path / "findings.jsonl").exists():
+            run_dir, over = trace.path, _is_over(trace)
+            if (run_dir / "findings.jsonl").exists():
                 return judgement.causes_first(trace.findings())
-            if not trace.run.ended and is_alive(trace.run):
-                return []
-            if self._findings is None:
-                self._findings = judgement.findings_of(trace)
-            return self._findings
+        return self._judge.recorded(run_dir).findings if over else []
 
     def verdict(self) -> dict[str, Any]:
-        """Of a run that is over by the whole analysis, once; of one that goes on by what was found until now."""
+        """By what was found; where that is nothing, of a run that is over by looking at all of it."""
+        found = judgement.of_findings(self.findings())
+        if found is not None:
+            return found
         with self.reading() as trace:
-            over = trace.run.ended or not is_alive(trace.run)
-            if over and self._verdict is None:
-                self._verdict = judgement.of_recorded(trace)
-            if over and self._verdict is not None:
-                return self._verdict
-        return judgement.of_findings(self.findings())
+            run_dir, over = trace.path, _is_over(trace)
+        return self._judge.recorded(run_dir).verdict if over else judgement.SO_FAR
 
     def anomalies(self) -> dict[str, Any]:
-        """Judged anew when there are more steps, but seldom: it takes a second or two of a core."""
         with self.reading() as trace:
-            now = time.monotonic()
-            known = self._anomalies
-            if known is None or (known[0] != trace.last_step and now - known[1] > SELDOM_S):
-                known = (trace.last_step, now, judgement.unusual(trace, alive=not trace.run.ended))
-                self._anomalies = known
-            return known[2]
+            run_dir, last, ended = trace.path, trace.last_step, trace.run.ended
+        return self._judge.unusual(run_dir, last, alive=not ended)
 
     def close(self) -> None:
         if self._line is not None:
@@ -179,6 +167,10 @@ class ServedRun:
             if self._trace is not None:
                 self._trace.close()
                 self._trace = None
+
+
+def _is_over(trace: Trace) -> bool:
+    return trace.run.ended or not is_alive(trace.run)
 
 
 class ServedRuns:

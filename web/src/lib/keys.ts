@@ -35,8 +35,10 @@ function breakHere(): void {
 }
 
 function search(): void {
-  if (!document.querySelector("[data-search]")) session.show("overview");
-  requestAnimationFrame(() => document.querySelector<HTMLInputElement>("[data-search]")?.focus());
+  const field = () => document.querySelector<HTMLInputElement>("[data-search]");
+  if (!field()) session.show("overview");
+  if (field()) field()?.focus();
+  else requestAnimationFrame(() => field()?.focus());
 }
 
 const NEVER = -Infinity;

@@ -131,11 +131,9 @@ export class Session {
 
   async readVerdict(): Promise<void> {
     const name = this.name;
-    const [verdict, found] = await Promise.all([
-      ask<Verdict>(this.path("/api/verdict")),
-      ask<{ findings: Finding[] }>(this.path("/api/findings")),
-    ]).catch(() => [null, null] as const);
-    if (name !== this.name || !verdict) return;
+    const verdict = await ask<Verdict>(this.path("/api/verdict")).catch(() => null);
+    const found = await ask<{ findings: Finding[] }>(this.path("/api/findings")).catch(() => null);
+    if (name !== this.name || !verdict || !found) return;
     if (verdict.state !== this.verdict?.state) this.say(`Verdict: ${verdict.state}. ${verdict.headline}`);
     this.verdict = verdict;
     this.findings = found.findings;
