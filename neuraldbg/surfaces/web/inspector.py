@@ -44,10 +44,10 @@ def inspect_layer(trace: Trace, name: str, *, step: int | None, history: int) ->
 
 
 def _executions(trace: Trace, site: Site, step: int | None, history: int) -> list[dict[str, Any]]:
-    last = trace.last_step if step is None else step
-    for since in (max(0, (last or 0) - LOOK_BACK), None):
-        found = executions_between(trace, site, (since, last))
-        if len(found) >= history or since == 0:
+    last = (trace.last_step if step is None else step) or 0
+    for back in (2 * history, LOOK_BACK, last):  # where every step is measured, the first look is enough
+        found = executions_between(trace, site, (max(0, last - back), last))
+        if len(found) >= history or back >= last:
             break
     return found[-history:]
 
