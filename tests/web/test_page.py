@@ -152,6 +152,7 @@ def test_a_table_has_what_the_canvas_shows(page: Any, recorded: str) -> None:
     until(page, lambda: canvas.evaluate(drawn) > 20)
     page.get_by_text("view as table").first.click()
     rows = page.get_by_role("region", name=re.compile("as a table")).get_by_role("row")
+    rows.nth(1).wait_for()
     assert rows.count() > 5  # layers, and the head
     assert re.search(r"≈ [\d.e-]+", rows.nth(1).inner_text())
 

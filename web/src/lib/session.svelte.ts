@@ -18,7 +18,7 @@ export class Session {
   verdict = $state.raw<Verdict | null>(null);
   breakpoints = $state.raw<Breakpoint[]>([]);
   newest = $state.raw<Frame | null>(null); // of the stream
-  past = $state.raw<Frame | null>(null); // of the step that was chosen
+  past = $state.raw<Frame | null>(null); // of the step that was chosen, or now and then of the newest, in every metric
   timedStep = $state<number | null>(null); // the last step up to the one shown whose layers were timed
   flops = $state.raw<(number | null)[]>([]);
   lastStep = $state<number | null>(null);
