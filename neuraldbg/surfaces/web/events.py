@@ -185,11 +185,13 @@ class Stream:
     async def _produce(self) -> None:
         while True:
             self._woken.clear()
+            due = self._loop.time() + self._interval_s
             for part in (self._watch.look, self._watch.look_for_findings):
                 for message in await asyncio.to_thread(part):
                     self._put(message)
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._interval_s)
+                # what looking took is part of the interval, but the trainer's machine is never looked at all the time
+                await asyncio.wait_for(self._woken.wait(), max(due - self._loop.time(), self._interval_s / 4))
 
 
 class Streams:
