@@ -31,7 +31,7 @@ from neuraldbg.script import Outcome, flush_streams, load_module, load_script
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
-PAGE_OPTIONS = ("--push-every", "--history", "--points")
+PAGE_OPTIONS = ("--push-every", "--history", "--points", "--theme", "--charts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Request:
     prompt: Any = None  # somebody at this terminal
     host: str = "127.0.0.1"
     port: int | None = None  # of the page; None: none is served
-    page: tuple[float, int, int] = (1.0, 100, 1000)  # seconds between frames; executions, points kept in view
+    # seconds between frames; executions, points kept in view; colours; charts, separated by commas (none given: all)
+    page: tuple[float, int, int, str, str] = (1.0, 100, 1000, "dark", "")
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 

@@ -88,6 +88,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--push-every", type=float, default=1.0)  # seconds
     parser.add_argument("--history", type=int, default=100)  # executions that the inspector lists
     parser.add_argument("--points", type=int, default=1000)  # of a chart
+    parser.add_argument("--theme", default="dark")
+    parser.add_argument("--charts", default="")  # separated by commas; none: all
     return parser.parse_args(argv)
 
 
@@ -104,6 +106,7 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
         return None
     _say(door.line)
     settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
+    settings |= {"theme": options.theme, **({"charts": tuple(options.charts.split(","))} if options.charts else {})}
     return LazyService(door, run_dir, settings, _say)
 
 
