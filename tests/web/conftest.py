@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trainings import going_on, record, viewing
+from trainings import going_on, record, viewing, without
 
 from neuraldbg.surfaces.web.pages import BUILT
 
@@ -21,12 +20,6 @@ FLAGS = [
     "--disable-sync",
 ]
 HOST = "127.0.0.1"
-
-
-def without(what: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(f"no {what}: CI has to have it", pytrace=False)
-    pytest.skip(f"no {what}")
 
 
 @pytest.fixture(scope="session")

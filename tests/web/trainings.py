@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 NEURAL = [sys.executable, "-c", "from neuraldbg.surfaces.cli import main; main()"]
 PATIENCE_S = 120
@@ -115,3 +117,9 @@ def viewing(*runs: Path) -> Iterator[str]:
         server.wait(30)
         if server.stderr is not None:
             server.stderr.close()
+
+
+def without(what: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(f"no {what}: CI has to have it", pytrace=False)
+    pytest.skip(f"no {what}")
