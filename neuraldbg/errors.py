@@ -31,11 +31,18 @@ from difflib import get_close_matches
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names closest to `name`, best first, ignoring case."""
+    """The known names closest to `name`, best first, ignoring case: misspelt ones, then those it is a part of."""
     by_lower: dict[str, str] = {}
     for item in known:
         by_lower.setdefault(item.lower(), item)
-    return [by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)]
+    wanted = name.lower()
+    holding = sorted(
+        (item for item in by_lower if len(wanted) > 1 and wanted in item), key=lambda item: (len(item), item)
+    )
+    close = get_close_matches(wanted, by_lower, n=count, cutoff=0.6)
+    if not holding and not close:
+        close = get_close_matches(wanted, by_lower, n=1, cutoff=0.5)
+    return [by_lower[match] for match in dict.fromkeys([*close[:1], *holding, *close])][:count]
 
 
 class NeuralDbgError(Exception):
@@ -76,8 +83,9 @@ class UnknownRun(UsageError):
 
 
 class UnknownDiagnosis(UsageError):
-    def __init__(self, name: str, known: Iterable[str]) -> None:
-        self.nearest = nearest(name, known)
+    def __init__(self, name: str, known: Iterable[str], other_names: Iterable[str] = ()) -> None:
+        wanted = name.strip().replace("-", "_").replace(" ", "_")
+        self.nearest = nearest(wanted, known) or nearest(wanted, other_names)
         near = " or ".join(map(repr, self.nearest))
         hint = f"did you mean {near}?" if near else "`neural explain` lists them"
         super().__init__(f"no diagnosis {name!r}; {hint}")

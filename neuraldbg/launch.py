@@ -31,7 +31,7 @@ from neuraldbg.script import Outcome, flush_streams, load_module, load_script
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
-PAGE_OPTIONS = ("--push-every", "--history", "--points")
+PAGE_OPTIONS = ("--push-every", "--history", "--points", "--theme", "--charts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Request:
     prompt: Any = None  # somebody at this terminal
     host: str = "127.0.0.1"
     port: int | None = None  # of the page; None: none is served
-    page: tuple[float, int, int] = (1.0, 100, 1000)  # seconds between frames; executions, points kept in view
+    # seconds between frames; executions, points kept in view; colours; charts, separated by commas (none given: all)
+    page: tuple[float, int, int, str, str] = (1.0, 100, 1000, "dark", "")
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
@@ -76,22 +77,14 @@ def run(request: Request) -> int:
     run_dir = _run_directory(request)
     share = None if budget.full else float(budget.ratio)
     viewer = Viewer(run_dir, request, own_path)
-    plan = Plan(
-        str(run_dir),
-        share,
-        request.layers,
-        request.max_disk_bytes,
-        stop_on_nan=request.alert_on_nan,
-        arm_step=request.arm_nan,
-        focus=tuple(request.settings.get("focus", ())),
-        resources=viewer.running,
-    )
     control = Control(run_dir, request, gate)
-    attachment = Attachment(plan, gate=gate)
+    attachment = Attachment(_plan(run_dir, share, request, resources=viewer.running), gate=gate)
     attachment.start()
     _hide_own_imports()
     began = time.monotonic()
     outcome = program.run()
+    if gate is not None and outcome.signal is not None:
+        gate.retire()  # a thread that is held would be waited for
     _wait_for_threads()
     attachment.close(
         exit_code=outcome.exit_code,
@@ -106,6 +99,19 @@ def run(request: Request) -> int:
     if outcome.exit_code == 0 and request.fail_on is not None:
         return verdict
     return outcome.exit_code
+
+
+def _plan(run_dir: Path, share: float | None, request: Request, *, resources: bool) -> Plan:
+    return Plan(
+        str(run_dir),
+        share,
+        request.layers,
+        request.max_disk_bytes,
+        stop_on_nan=request.alert_on_nan,
+        arm_step=request.arm_nan,
+        focus=tuple(request.settings.get("focus", ())),
+        resources=resources,
+    )
 
 
 def _hide_own_imports() -> None:
@@ -237,6 +243,7 @@ class Viewer:
         reading, self._writing = os.pipe()
         options = ["--parent-fd", str(reading), "--max-disk", str(request.max_disk_bytes)]
         options += ["--live"] if request.live else []
+        options += ["--eager"] if request.break_on else []
         options += ["--export", str(request.export)] if request.export else []
         options += ["--json"] if request.json else []
         options += ["--fail-on", request.fail_on] if request.fail_on else []

@@ -4,7 +4,7 @@
 
 Every program runs alone in an empty folder under `neural debug --headless --export`. Only findings of severity warning
 or above count, for credit and for false alarms alike. `--patches` also applies the first suggested patch and runs the
-patched program.
+patched program: under the debugger where that is quick, to see that the finding is gone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PATIENCE_S = 180
+QUICK = 200  # updates: a program that makes no more is debugged once more when it is patched
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -58,6 +59,10 @@ class Score:
     @property
     def hit(self) -> dict[str, Any] | None:
         return next((one for one in self.causes[:3] if one["kind"] in self.right), None)
+
+    @property
+    def tried(self) -> bool:
+        return self.patched in ("cures", "does not cure")
 
     @property
     def layer_right(self) -> bool | None:
@@ -115,17 +120,22 @@ def debug(script: Path, text: str, *, symptoms: frozenset[str], truth: dict[str,
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         copy = Path(folder, script.name)
         copy.write_text(text)
-        out = Path(folder, "session.json")
-        neural = str(Path(sys.executable).with_name("neural"))
-        command = [neural, "debug", "--headless", "--export", str(out), str(copy)]
         began = time.monotonic()
-        log = _run(command, folder)
+        log, session = _debugged(copy)
         took = time.monotonic() - began
-        findings = json.loads(out.read_text())["findings"] if out.exists() else None
+        findings = None if session is None else session["findings"]
         score = Score(f"{script.parent.name}/{script.stem}", truth, findings, took, log, symptoms=symptoms)
         if patches and score.hit is not None:
-            score.patched = _try_patch(score.hit, copy)
+            score.patched = _try_patch(score.hit, copy, again=session is not None and session["run"]["steps"] <= QUICK)
         return score
+
+
+def _debugged(script: Path) -> tuple[str, dict[str, Any] | None]:
+    out = Path(script.parent, "session.json")
+    out.unlink(missing_ok=True)
+    neural = str(Path(sys.executable).with_name("neural"))
+    log = _run([neural, "debug", "--headless", "--export", str(out), str(script)], str(script.parent))
+    return log, json.loads(out.read_text()) if out.exists() else None
 
 
 def _run(command: list[str], folder: str) -> str:
@@ -145,8 +155,9 @@ def _run(command: list[str], folder: str) -> str:
     return (done.stdout + done.stderr)[-2000:]
 
 
-def _try_patch(hit: dict[str, Any], script: Path) -> str:
-    """Apply the first patch that is offered and run the program again."""
+def _try_patch(hit: dict[str, Any], script: Path, *, again: bool) -> str:
+    """Apply the first patch that is offered and run the program again: "runs", or "cures" and "does not cure" where it
+    is debugged `again`."""
     patch = next((each["patch"] for each in hit["suggestions"] if each["patch"]), None)
     if patch is None:
         return "none"
@@ -159,7 +170,13 @@ def _try_patch(hit: dict[str, Any], script: Path) -> str:
     done = subprocess.run(
         [sys.executable, script.name], cwd=script.parent, env=environment, capture_output=True, check=False
     )
-    return "runs" if done.returncode == 0 else "crashes"
+    if done.returncode:
+        return "crashes"
+    session = _debugged(script)[1] if again else None
+    if session is None:
+        return "runs"
+    left = [one for one in session["findings"] if one["kind"] == hit["kind"] and one["severity"] != "info"]
+    return "does not cure" if left else "cures"
 
 
 def share(values: list[bool | None]) -> str:
@@ -180,7 +197,11 @@ def table(scores: list[Score]) -> list[tuple[str, str]]:
         ("right layer, where there is one", share([one.layer_right for one in faulty])),
         ("first bad step within tolerance", share([one.step_right for one in faulty])),
         ("source line within two", share([one.line_right for one in faulty])),
-        ("patch applies and runs, where mechanical", share([one.patched == "runs" for one in mechanical])),
+        (
+            "patch applies and runs, where mechanical",
+            share([one.patched in ("runs", "cures", "does not cure") for one in mechanical]),
+        ),
+        ("patch cures, where that was tried", share([one.patched == "cures" for one in mechanical if one.tried])),
         ("healthy programs with an alarm", share([one.detected for one in healthy])),
     ]
 

@@ -107,7 +107,7 @@ def named(id: str) -> Entry:
     wanted = id.strip().lower().replace("-", "_").replace(" ", "_")
     entry = entries.get(ALIASES.get(wanted, wanted))
     if entry is None:
-        raise UnknownDiagnosis(id, entries)
+        raise UnknownDiagnosis(id, entries, ALIASES)
     return entry
 
 

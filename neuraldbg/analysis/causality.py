@@ -60,6 +60,7 @@ _STATES = {
         for kind, state in (
             ("vanishing_gradient", "vanishing"),
             ("zero_gradient", "vanishing"),
+            ("missing_gradient", "vanishing"),
             ("exploding_gradient", "exploding"),
             ("nan_gradient", "exploding"),
         )
@@ -118,10 +119,14 @@ def events_of(trace: Trace, judgement: Judgement) -> list[SemanticEvent]:
     """Every change of state that was seen, earliest first. A run that is broken from the start has its events at its
     first step: there need not have been a healthy one."""
     found = [*_gradient_events(trace), *_activation_events(trace)]
-    known = {(event.event_type, event.layer_name) for event in found}
+    measured = {(event.event_type, event.layer_name) for event in found}
+    told: set[tuple[str, str | None, str]] = set()  # a symptom stands by itself and in the chain of what caused it
     for one in _findings(judgement):
         event = _event(one)
-        if event is not None and (event.event_type, event.layer_name) not in known:
+        if event is None or (event.event_type, event.layer_name) in measured:
+            continue
+        if (event.event_type, event.layer_name, event.to_state) not in told:
+            told.add((event.event_type, event.layer_name, event.to_state))
             found.append(event)
     return sorted(found, key=lambda event: (event.step, event.layer_name or ""))[:MOST_EVENTS]
 
@@ -154,7 +159,8 @@ def _made(
 
 
 def _gradient_events(trace: Trace) -> Iterable[SemanticEvent]:
-    states = {"vanishing": "vanishing", "dead": "vanishing", "exploding": "exploding", "nan": "exploding"}
+    states = dict.fromkeys(("vanishing", "dead", "missing"), "vanishing")
+    states |= {"exploding": "exploding", "nan": "exploding"}
     for name, layer in gradient_health(trace).layers.items():
         if layer.status in states and layer.first_bad_step is not None:
             metadata = {"status": layer.status, "norm": layer.norm, "trend": layer.trend}
@@ -201,20 +207,26 @@ def belongs_to(one: Diagnosis, failure: str) -> bool:
     return failure in kinds or failure in {failure_of(kind) for kind in kinds}
 
 
-def coupled(events: Sequence[SemanticEvent], *, window: int) -> list[Coupling]:
-    """Failures of different sorts that began within `window` steps of each other."""
-    first: dict[str, SemanticEvent] = {}
-    for event in events:
-        key = FAILURE_OF_STATE.get((event.event_type, event.to_state), event.event_type)
-        if key not in first:
-            first[key] = event
+def coupled(events: Sequence[SemanticEvent], judgement: Judgement, *, window: int) -> list[Coupling]:
+    """Failures of different sorts that began within `window` steps of each other: changes of state, the causes found
+    and what they led to."""
+    seen = [
+        (event.step, FAILURE_OF_STATE.get((event.event_type, event.to_state), event.event_type), event.layer_name)
+        for event in events
+    ]
+    for diagnosis in judgement.loud:
+        found = (diagnosis.finding, *diagnosis.chain)
+        seen += [(one.step, failure_of(one.kind), one.layer) for one in found if one.step is not None]
+    first: dict[str, tuple[int, str | None]] = {}
+    for step, name, layer in sorted(seen, key=lambda each: (each[0], each[1], each[2] or "")):
+        first.setdefault(name, (step, layer))
     pairs = []
-    named = sorted(first.items(), key=lambda item: (item[1].step, item[0]))
-    for at, (name, event) in enumerate(named):
-        for other, later in named[at + 1 :]:
-            if later.step - event.step <= window:
-                layers = tuple(dict.fromkeys(each for each in (event.layer_name, later.layer_name) if each))
-                pairs.append(Coupling(name, other, event.step, later.step, layers))
+    named = sorted(first.items(), key=lambda item: (item[1][0], item[0]))
+    for at, (name, (step, layer)) in enumerate(named):
+        for other, (later, other_layer) in named[at + 1 :]:
+            if later - step <= window:
+                layers = tuple(dict.fromkeys(each for each in (layer, other_layer) if each))
+                pairs.append(Coupling(name, other, step, later, layers))
     return pairs
 
 

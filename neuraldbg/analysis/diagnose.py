@@ -36,6 +36,37 @@ FOCUS = {  # what --gradients, --dead-neurons and --anomalies restrict a run to
         }
     ),
 }
+ABOUT = {  # causes that are such a subject themselves; others belong to it where they led to one of its symptoms
+    "gradients": frozenset(
+        {
+            "backward_missing",
+            "detached_graph",
+            "fp16_underflow",
+            "gradient_accumulation_not_scaled",
+            "gradient_clip_misuse",
+            "missing_gradient_clipping",
+            "missing_zero_grad",
+            "no_grad_in_training",
+            "saturating_activation",
+            "step_order_wrong",
+            "undefined_gradient_at_zero",
+        }
+    ),
+    "dead_neurons": frozenset({"saturating_activation"}),
+    "anomalies": frozenset(
+        {
+            "data_outlier_batch",
+            "division_by_zero",
+            "exp_overflow",
+            "fp16_overflow",
+            "fully_masked_attention",
+            "learning_rate_too_high",
+            "log_of_zero",
+            "nan_in_input",
+            "undefined_gradient_at_zero",
+        }
+    ),
+}
 READ_ON_HOST = frozenset(
     {
         "all_labels_masked",
@@ -99,7 +130,8 @@ def diagnose(
     evidence = Evidence(trace, thresholds)
     entries = catalogue()
     failed: dict[str, str] = {}
-    wanted = in_focus(entries, focus_of(trace.run) if focus is None else focus)
+    groups = focus_of(trace.run) if focus is None else tuple(focus)
+    wanted = in_focus(entries, groups)
     wanted = [entry for entry in wanted if not (ongoing and entry.id in NOT_YET)]
     found = [finding for entry in wanted for finding in _ask(entry, evidence, failed)]
     _not_read(evidence, {one.kind for one in found})
@@ -109,6 +141,7 @@ def diagnose(
     cure = _Curing(evidence, failed)
     diagnoses = [_in_place(one, entries, under.get(id(one), []), symptoms, cure) for one in kept]
     diagnoses += [Diagnosis(one, (), cure.fixes(one)) for one in _loudness(symptoms, kept, entries)]
+    diagnoses = [one for one in diagnoses if _belongs(one, groups)]
     diagnoses.sort(key=lambda one: _order(one.finding, entries))
     return Judgement(tuple(diagnoses), len(wanted), dict(evidence.unchecked), failed)
 
@@ -126,9 +159,20 @@ def _not_read(evidence: Evidence, found: set[str]) -> None:
 
 
 def in_focus(entries: dict[str, Entry], focus: Iterable[str]) -> list[Entry]:
-    """All entries; with a focus the symptoms of its groups and the causes that lead to one of them."""
-    kinds = frozenset[str]().union(*(FOCUS.get(group, frozenset()) for group in focus))
+    """All entries; with a focus what its groups are about and the causes that may lead to one of their symptoms."""
+    kinds = _kinds_of(focus)
     return [one for one in entries.values() if not kinds or one.id in kinds or one.explains & kinds]
+
+
+def _belongs(one: Diagnosis, focus: Iterable[str]) -> bool:
+    """Whether a diagnosis, or what it led to in this run, is a subject of the focus."""
+    kinds = _kinds_of(focus)
+    return not kinds or bool(kinds & {one.finding.kind, *(each.kind for each in one.chain)})
+
+
+def _kinds_of(focus: Iterable[str]) -> frozenset[str]:
+    groups = [group for group in focus if group in FOCUS]
+    return frozenset[str]().union(*(FOCUS[group] | ABOUT[group] for group in groups))
 
 
 def _ask(entry: Entry, evidence: Evidence, failed: dict[str, str]) -> list[Finding]:
@@ -215,8 +259,14 @@ class _Curing:
             made = []
         words = entry.sections.get("Usual cures")
         if words and entry.sort == "cause":
-            made.append(Fix(words[0].upper() + words[1:], auto=entry.auto or "D"))
+            made.append(Fix(sentence(words), auto=entry.auto or "D"))
         return tuple(made)
+
+
+def sentence(words: str) -> str:
+    """Begins with a capital letter, unless it begins with code: `model.train()`, `torch.no_grad()`, `log_softmax`."""
+    first = words.split(maxsplit=1)[0].rstrip(",;:")
+    return words[0].upper() + words[1:] if first.replace("-", "").isalpha() else words
 
 
 def _loudness(symptoms: list[Finding], causes: list[Finding], entries: dict[str, Entry]) -> list[Finding]:

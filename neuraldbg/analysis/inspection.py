@@ -29,6 +29,7 @@ FAILURES: Final = (
     "optimizer_instability",
     "data_anomaly",
 )
+FEWEST: Final = 3  # gradients of others before one that never came is called missing
 _COLUMNS: Final = ("count", "mean", "std", "min", "max", "l2", "zero_count", "nan_count", "inf_count")
 
 
@@ -174,6 +175,9 @@ def gradient_health(
         for name, one in layers.items()
         if one.norms
     }
+    missing = _without_gradient(trace, layers)
+    health |= dict.fromkeys(missing, LayerHealth("missing", None, None, 0))
+    status.update(dict.fromkeys(missing, "missing"))
     share = len(status) / len(health) if health else None
     overall = "critical" if broken or (share or 0) >= 0.5 else "warning" if status else "healthy"
     return GradientHealthReport(
@@ -184,19 +188,33 @@ def gradient_health(
         exploding_layers=tuple(grown),
         nan_layers=tuple(broken),
         dead_layers=tuple(dead),
+        missing_layers=tuple(missing),
         causes=tuple(_hypotheses(layers, health)),
-        recommendations=tuple(_advice(faded, grown)),
+        recommendations=tuple(_advice(faded, grown, missing)),
     )
 
 
-def _layer_gradients(trace: Trace) -> dict[str, judge.LayerGradients]:
+def _without_gradient(trace: Trace, layers: Mapping[str, judge.LayerGradients]) -> list[str]:
+    """Layers that may learn and were never given a gradient, while others were a few times."""
+    if max((len(one.norms) for one in layers.values()), default=0) < FEWEST:
+        return []
+    groups = _parameter_groups(trace).items()
+    return [name for name, sites in groups if name not in layers and any(site.op != "frozen" for site in sites)]
+
+
+def _parameter_groups(trace: Trace) -> dict[str, list[Site]]:
+    """Parameters by the layer that owns them."""
     groups: dict[str, list[Site]] = {}
     for site in trace.sites:
         if site.kind is SiteKind.PARAMETER:
             name = trace.canonical(site)
             groups.setdefault((owner_path(name) or name) if site.model is not None else name, []).append(site)
+    return groups
+
+
+def _layer_gradients(trace: Trace) -> dict[str, judge.LayerGradients]:
     layers = {}
-    for name, sites in groups.items():
+    for name, sites in _parameter_groups(trace).items():
         records = _records(trace, sites)
         norms = [math.nan if record.norm is None else record.norm for record in records]
         size = sum(site.parameters or 0 for site in sites)
@@ -210,7 +228,7 @@ def _hypotheses(
     layers: Mapping[str, judge.LayerGradients], health: Mapping[str, LayerHealth]
 ) -> Iterable[CausalHypothesis]:
     """What the gradients alone show: where and since when. The cause behind it is the diagnosis's to prove."""
-    words = {"vanishing": "vanishing_gradients", "dead": "vanishing_gradients"}
+    words = dict.fromkeys(("vanishing", "dead", "missing"), "vanishing_gradients")
     for failure in ("vanishing_gradients", "exploding_gradients"):
         hit = {
             n: h
@@ -236,7 +254,9 @@ def _since(layer: LayerHealth) -> str:
     return "" if layer.first_bad_step is None else f" since step {layer.first_bad_step}"
 
 
-def _advice(faded: Sequence[str], grown: Sequence[str]) -> Iterable[str]:
+def _advice(faded: Sequence[str], grown: Sequence[str], missing: Sequence[str]) -> Iterable[str]:
+    if missing:
+        yield "missing: nothing of the loss depends on these layers: look for detach(), no_grad() or an unused branch"
     if faded:
         yield "vanishing: ReLU or GELU instead of a saturating activation, normalisation, residual paths, other init"
     if grown:

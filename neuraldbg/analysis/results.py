@@ -122,7 +122,7 @@ class CausalHypothesis(Result):
 
 @dataclass(frozen=True, eq=False)
 class LayerHealth(Result):
-    status: str  # healthy, vanishing, exploding, nan, dead
+    status: str  # healthy, vanishing, exploding, nan, dead, missing (no gradient ever came)
     norm: float | None
     trend: str | None  # rising, falling, steady
     first_bad_step: int | None
@@ -139,6 +139,7 @@ class GradientHealthReport(Result):
     dead_layers: tuple[str, ...] = ()
     causes: tuple[CausalHypothesis, ...] = ()
     recommendations: tuple[str, ...] = ()
+    missing_layers: tuple[str, ...] = ()  # may learn, and were never given a gradient
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +124,7 @@ def summarise(
         dropped=dict(trace.dropped),
         damage=trace.damage,
         findings=tuple(as_dict(one) for one in judgement.diagnoses),
-        verdict=judge(facts, judgement),
+        verdict=judge(replace(facts, focus=wanted), judgement),
         loss_lines=lines,
         measured_step=max((layer.stats_step for layer in layers if layer.stats_step is not None), default=None),
         judgement=judgement,

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from neuraldbg.analysis.diagnose import Judgement
 from neuraldbg.analysis.layers import LayerSummary
-from neuraldbg.records import Finding, RunInfo, Severity
+from neuraldbg.records import Finding, RunInfo
 
 ENOUGH_UPDATES = 10  # before which a run without findings is not called healthy
 # no run with one of these is called healthy
 DOUBTFUL = ("no_learning", "diverging_loss", "parameters_not_updating", "label_shuffle_mismatch")
+A_PART = 0.1  # of the weights: less may well be a head that nobody uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Facts:
     models_seen: int
     stray_models: Sequence[str]
     layers: Sequence[LayerSummary]
+    focus: tuple[str, ...] = ()  # the only subjects that were looked at
     mixed_losses: bool = False  # of several networks: the first and the last are not of one kind
 
 
@@ -46,11 +48,10 @@ def judge(facts: Facts, judgement: Judgement) -> Verdict:
     """The first finding above info decides; without one, a run that trained and was seen well enough is healthy."""
     loud = judgement.loud
     if loud:
-        state = "critical" if any(one.finding.severity is Severity.CRITICAL for one in loud) else "warning"
-        return Verdict(state, headline(loud[0].finding))
+        return Verdict(loud[0].finding.severity.value, headline(loud[0].finding))
     ending = _ending(facts)
     trained = _trained(facts)
-    known = ", ".join([trained, *_details(facts)])
+    known = _subject(facts.focus) + ", ".join([trained, *_details(facts)])
     if not (ending or facts.models_seen or facts.updates or facts.backwards):
         return Verdict("undecided", "no model was seen: nothing of this script could be watched")
     if not ending and not facts.updates and not facts.backwards:
@@ -59,6 +60,10 @@ def judge(facts: Facts, judgement: Judgement) -> Verdict:
     if missing is None:
         return Verdict("healthy", f"{known}; {_checked(judgement)}")
     return Verdict("undecided", "; ".join(part for part in (ending, known, missing) if part))
+
+
+def _subject(focus: Sequence[str]) -> str:
+    return f"as far as {' and '.join(group.replace('_', ' ') for group in focus)} go: " if focus else ""
 
 
 def headline(finding: Finding) -> str:
@@ -78,12 +83,17 @@ def _missing(facts: Facts, ending: str | None, judgement: Judgement) -> str | No
         return "nothing else is known to be wrong"
     if facts.updates < ENOUGH_UPDATES:
         return f"too few updates to judge ({ENOUGH_UPDATES} decide)"
-    doubt = next((one.finding for one in judgement.diagnoses if one.finding.kind in DOUBTFUL), None)
+    doubt = next((one.finding for one in judgement.diagnoses if _doubtful(one.finding)), None)
     if doubt is not None and not facts.mixed_losses:
         return f"{doubt.summary}, and no cause of it could be proven; {_checked(judgement)}"
     if judgement.failed:
         return f"{count(len(judgement.failed), 'check')} failed: {', '.join(sorted(judgement.failed)[:3])}"
     return None
+
+
+def _doubtful(finding: Finding) -> bool:
+    share = finding.evidence.get("share_of_weights")
+    return finding.kind in DOUBTFUL and not (isinstance(share, float) and share < A_PART)
 
 
 def _checked(judgement: Judgement) -> str:

@@ -49,7 +49,7 @@ class Why:
         return causality.events_of(self.trace, self.judgement)
 
     def coupled(self, window: int = 5) -> list[Coupling]:
-        return causality.coupled(self.events, window=window)
+        return causality.coupled(self.events, self.judgement, window=window)
 
     def mermaid(self) -> str:
         return causality.mermaid(self.judgement)

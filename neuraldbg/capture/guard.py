@@ -65,7 +65,7 @@ class Guard:
         def decorate(observe: F) -> F:
             @wraps(observe)
             def call(*args: Any) -> Any:
-                if key in self.broken:
+                if self.broken and key in self.broken:
                     return None
                 try:
                     return observe(*args)

@@ -125,8 +125,9 @@ class ChannelServer:
                 line.write({"error": "ChannelError", "message": "wrong token"})
                 return
             line.write({"ok": True, "pid": self._pid})
+            outbox = _Outbox(line)  # before the lock: publish takes it too, and must not wait for a thread to start
             with self._lock:
-                self._lines[line] = _Outbox(line)
+                self._lines[line] = outbox
             while not self._closed and (request := line.read()) is not None:
                 for data in _in_parts(self._answer(request)):
                     line.send(data)

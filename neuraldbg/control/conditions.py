@@ -1,4 +1,4 @@
-"""The condition of a breakpoint: the seeds' Python syntax, in a small language of our own.
+"""The condition of a breakpoint: the original's Python syntax, in a small language of our own.
 
 A condition may come over a socket, so it is never evaluated as Python: the text is parsed, every node must be one of
 the few below, and what is compiled is built from those nodes alone. It can compare, calculate and combine the numbers

@@ -58,6 +58,8 @@ class Gate:
         self.when: list[tuple[str, Callable[[Stop], Any]]] = []  # the user's own functions
         self._unit: str | None = None  # stop at the next layer or step
         self._wanted: str | None = None  # a pause that somebody asked for, and why
+        self._told: list[str] = []  # findings to stop for after the next update
+        self._holder: int | None = None  # the thread that is held
         self._here: Stop | None = None
         self._reasons: list[str] = []
         self._open = threading.Event()
@@ -65,6 +67,7 @@ class Gate:
         self._one_at_a_time = threading.Lock()
         self._abort = False
         self._said_nobody = False
+        self._retired = False
 
     # -- the trainer's side --------------------------------------------------------------------------------------------
 
@@ -77,7 +80,10 @@ class Gate:
         return self._unit == "layer" or self._wanted is not None or bool(self.when)
 
     def reached(self, stop: Stop, watched: list[Watched]) -> None:
-        """A layer or step is done and the values of `stop` are known: stop here if anything says so."""
+        """A layer or step is done and the values of `stop` are known: stop here if anything says so. What the held
+        thread itself runs for whoever asked (`p model(x)`) stops nowhere."""
+        if self._holder == threading.get_ident():
+            return
         hit = [one for one in watched if self._holds(one, stop)]
         reasons = [_told(one) for one in hit]
         reasons += [f"{name} held" for name, function in list(self.when) if self._own(name, function, stop)]
@@ -85,6 +91,8 @@ class Gate:
             reasons.append(f"next {self._unit}")
         if self._wanted is not None:
             reasons.append(self._wanted)
+        if stop.phase is Phase.UPDATE:
+            reasons += self._told
         for one in hit:
             one.hit_count += 1
             one.last_hit_step = stop.step
@@ -105,7 +113,7 @@ class Gate:
             return one.condition.holds(stop.values)
         except Exception as error:  # noqa: BLE001  the condition is the user's
             self.breakpoints.fail(one, f"{type(error).__name__}: {error}")
-            self.say(f"breakpoint {one.id} is off: its condition {one.spec.condition!r} raised {one.failed}")
+            self._say(f"breakpoint {one.id} is off: its condition {one.spec.condition!r} raised {one.failed}")
             return False
 
     def _own(self, name: str, function: Callable[[Stop], Any], stop: Stop) -> bool:
@@ -114,21 +122,20 @@ class Gate:
         except Exception as error:  # noqa: BLE001  the function is the user's
             self.when = [each for each in self.when if each[1] is not function]
             self._reconsider()
-            self.say(f"break_when({name}) is off: it raised {type(error).__name__}: {error}")
+            self._say(f"break_when({name}) is off: it raised {type(error).__name__}: {error}")
             return False
 
     def _stop(self, stop: Stop, reasons: list[str], hit: list[Watched]) -> None:
-        if not self.pausing and self._unit is None and self._wanted is None:
-            self.say(f"{stop.title()}: {'; '.join(reasons)} (logged; pause_on_condition is false)")
+        if not self.pausing and self._unit is None and self._wanted is None and not self._told:
+            self._say(f"{stop.title()}: {'; '.join(reasons)} (logged; pause_on_condition is false)")
             return
         if not self.answered():
             if not self._said_nobody:
                 self._said_nobody = True
-                self.say(
+                self._say(
                     f"{stop.title()}: {'; '.join(reasons)}. Nobody can answer here: hits are counted, training goes on"
                 )
-            self._unit = self._wanted = None
-            self._reconsider()
+            self._forget()
             return
         for one in hit:
             one.trigger_count += 1
@@ -136,29 +143,60 @@ class Gate:
 
     def hold(self, stop: Stop, reasons: list[str]) -> None:
         """Blocks this thread until somebody opens the gate."""
+        if self._holder == threading.get_ident():
+            return
         with self._one_at_a_time:
-            self._unit = self._wanted = None
+            if self._retired:
+                return
+            self._abort = False
             self._open.clear()
-            self._here, self._reasons = stop, reasons
-            self._reconsider()
+            self._here, self._reasons, self._holder = stop, reasons, threading.get_ident()
+            self._forget()
             if stop.fill is not None:
                 stop.fill()
             self._tell({"event": "paused", "reasons": reasons, **stop.place()})
             try:
-                if self.prompt is not None:
-                    self.prompt(self, stop, reasons)
-                else:
-                    how = self.how_to_answer()
-                    self.say(f"paused {stop.title()}: {'; '.join(reasons)}" + (f"; {how}" if how else ""))
+                self._talk(stop, reasons)
                 while not self._open.is_set():
                     self.work(TICK_S)
             finally:
-                self._here, self._reasons = None, []
+                self._here, self._reasons, self._holder = None, [], None
                 self._drop_orders()
                 self._tell({"event": "running", "step": stop.step})
         if self._abort:
             self._abort = False
             raise AbortedByUser("aborted from the debugger")
+
+    def _talk(self, stop: Stop, reasons: list[str]) -> None:
+        """With whoever sits at the terminal. A prompt that fails (its streams are the script's to close) is not tried
+        again: a server may still answer, else training goes on."""
+        if self.prompt is not None:
+            try:
+                self.prompt(self, stop, reasons)
+                return
+            except Exception as error:  # noqa: BLE001  the breakpoints stay
+                self.prompt = None
+                self._say(f"no more prompts here: {type(error).__name__}: {error}")
+        if not self.remote:
+            self._open.set()
+            return
+        how = self.how_to_answer()
+        self._say(f"paused {stop.title()}: {'; '.join(reasons)}" + (f"; {how}" if how else ""))
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads stderr any more, or the script has closed it
+            self.say(text)
+
+    def _forget(self) -> None:
+        """Whatever one stop answers."""
+        self._unit = self._wanted = None
+        self._told = []
+        self._reconsider()
+
+    def retire(self) -> None:
+        """The script is over: nothing is held from now on, also not a thread that trains on."""
+        self._retired = True
+        self._open.set()
 
     def work(self, timeout_s: float) -> bool:
         """In the held thread: do one job that was handed in; False when none came in time."""
@@ -215,7 +253,7 @@ class Gate:
         """At the next layer, forward or backward, or the next step."""
         if self.paused:
             raise NotPaused("the run is paused already")
-        self._wanted = why or "pause asked for"
+        self._wanted = f"{self._wanted}; {why or 'pause asked for'}" if self._wanted else why or "pause asked for"
         self._reconsider()
 
     def answered(self) -> bool:
@@ -263,7 +301,8 @@ class Gate:
         if kind in self.kinds and not self.paused:
             self.kinds[kind] += 1
             if self.kinds[kind] == 1:
-                self.pause(f"{kind}: {summary}")
+                self._told = [*self._told, f"{kind}: {summary}"]
+                self._reconsider()
 
     def _must_be_paused(self) -> None:
         if not self.paused:
@@ -272,7 +311,7 @@ class Gate:
     def _reconsider(self) -> None:
         asked = self._unit == "layer" or self._wanted or self.when
         self.at_layers = bool(asked) or self.breakpoints.any_enabled
-        self.active = self.at_layers or self._unit is not None or bool(self.kinds)
+        self.active = self.at_layers or self._unit is not None or bool(self.kinds or self._told)
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         for notice in list(self.on_event):

@@ -93,7 +93,8 @@ class Reasons(ABC):
         return self._why.events
 
     def detect_coupled_failures(self, window: int = 5) -> list[Coupling]:
-        """Failures of different sorts that began within `window` steps of each other."""
+        """Failures of different sorts that began within `window` steps of each other: changes of state, the causes that
+        were found and what they led to."""
         return self._why.coupled(window)
 
     def export_mermaid_causal_graph(self, path: str | os.PathLike[str] | None = None) -> str:

@@ -29,6 +29,7 @@ from neuraldbg.control.breakpoints import Breakpoints
 from neuraldbg.control.gate import Gate, Prompt
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 from neuraldbg.records import RunInfo, Stop
+from neuraldbg.session.page import Page
 from neuraldbg.session.reasons import Reasons
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
 from neuraldbg.trace.rundir import new_run_info
@@ -66,13 +67,13 @@ class NeuralDbg(Reasons):
     ) -> None:
         if model is not None and not hasattr(model, "named_parameters"):
             raise UsageError(f"NeuralDbg watches an nn.Module; got {type(model).__name__}")
-        if dashboard:
-            raise UsageError("no dashboard in this version: leave dashboard=False")
         self._model = model
         self._out = None if out is None else Path(out)
         self._budget = parse_budget(budget)
         self._layers = (layers,) if isinstance(layers, str) else tuple(layers or ())
         self._recording = record
+        self._page: Page | None = None
+        self._serving = dashboard
         self._vanishing = threshold_vanishing
         self._exploding = threshold_exploding
         self._capture: Any = None
@@ -117,6 +118,8 @@ class NeuralDbg(Reasons):
         self._capture = TorchCapture(lambda: writer, options)
         self._capture.updates.on_update.append(self._ring.step_done)
         self._capture.updates.sweep.keep_norms = True
+        if self._serving:
+            self._page = Page(self._run_dir, self._gate)
         self._began = time.monotonic()
         atexit.register(self.close)
         _ = self._capture.core.recorder.writer  # a session always has a trace, also when nothing is ever trained
@@ -134,6 +137,8 @@ class NeuralDbg(Reasons):
             duration = time.monotonic() - self._began
             self._capture.close(exit_code=0 if error is None else 1, error=said, duration_s=duration)
             self._model = None
+            if self._page is not None:
+                self._page.close()
 
     def __enter__(self) -> NeuralDbg:
         return self.start()

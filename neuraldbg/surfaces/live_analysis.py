@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FIRST_LOOK_S = 15.0
 LEAST_PAUSE_S = 10.0
 REST = 50  # times as long as the last look took
+EAGER = {"first_look_s": 3.0, "least_pause_s": 2.0, "rest": 10}  # where a run is to stop for what is found
 # what half-written files may lead to; the report at the end looks again, at whole ones
 NOT_READABLE = (NeuralDbgError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _LASTING = ("kind", "severity", "step", "layer", "op", "source", "rank")
@@ -29,12 +30,17 @@ class LiveAnalysis:
     """Looks at a growing run and appends what it finds to `findings.jsonl`."""
 
     def __init__(
-        self, run_dir: Path, *, first_look_s: float = FIRST_LOOK_S, least_pause_s: float = LEAST_PAUSE_S
+        self,
+        run_dir: Path,
+        *,
+        first_look_s: float = FIRST_LOOK_S,
+        least_pause_s: float = LEAST_PAUSE_S,
+        rest: float = REST,
     ) -> None:
         self.run_dir = run_dir
         self.watch: AnomalyWatch | None = None
         self.headline: str | None = None  # of a run that has something above info
-        self._least_pause_s = least_pause_s
+        self._least_pause_s, self._rest = least_pause_s, rest
         self._due_s = time.monotonic() + first_look_s
         self._trace: Trace | None = None
         self._told: dict[str, Mapping[str, Any]] = {}
@@ -54,7 +60,7 @@ class LiveAnalysis:
         except NOT_READABLE:
             self._trace = None
         now = time.monotonic()
-        self._due_s = now + max(self._least_pause_s, REST * (now - began))
+        self._due_s = now + max(self._least_pause_s, self._rest * (now - began))
 
     def _grew(self) -> bool:
         from neuraldbg.trace import open_trace

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuraldbg.control.server_file import STAY
-from neuraldbg.surfaces.live_analysis import FIRST_LOOK_S, LEAST_PAUSE_S, LiveAnalysis
+from neuraldbg.surfaces.live_analysis import EAGER, FIRST_LOOK_S, LEAST_PAUSE_S, LiveAnalysis
 
 if TYPE_CHECKING:
     import argparse
@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _watch_and_conclude(run_dir: Path, options: argparse.Namespace, trainer: Trainer) -> int:
-    analysis = LiveAnalysis(run_dir, first_look_s=options.first_look, least_pause_s=options.least_pause)
+    pace = EAGER if options.eager else {"first_look_s": options.first_look, "least_pause_s": options.least_pause}
+    analysis = LiveAnalysis(run_dir, **pace)
     if options.live and _can_draw():
         _watch(run_dir, trainer, analysis)
     else:
@@ -78,6 +79,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-disk", type=int)  # bytes
     parser.add_argument("--first-look", type=float, default=FIRST_LOOK_S)  # seconds; tests have less patience
     parser.add_argument("--least-pause", type=float, default=LEAST_PAUSE_S)
+    parser.add_argument("--eager", action="store_true")  # a breakpoint waits for what is found
     parser.add_argument("--export")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--fail-on", choices=("warning", "critical"))
@@ -86,6 +88,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--push-every", type=float, default=1.0)  # seconds
     parser.add_argument("--history", type=int, default=100)  # executions that the inspector lists
     parser.add_argument("--points", type=int, default=1000)  # of a chart
+    parser.add_argument("--theme", default="dark")
+    parser.add_argument("--charts", default="")  # separated by commas; none: all
     return parser.parse_args(argv)
 
 
@@ -102,6 +106,7 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
         return None
     _say(door.line)
     settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
+    settings |= {"theme": options.theme, **({"charts": tuple(options.charts.split(","))} if options.charts else {})}
     return LazyService(door, run_dir, settings, _say)
 
 
@@ -209,7 +214,7 @@ def _conclude(run_dir: Path, options: argparse.Namespace, analysis: LiveAnalysis
     summary = summarise(trace, alive=False, anomalies=watch.report())
     write_findings(run_dir, [strict(one) for one in summary.findings])
     if options.json:
-        print(dump(session_of(summary)), flush=True)
+        print("\n" + dump(session_of(summary)), flush=True)  # the script may have left its last line open
     else:
         from neuraldbg.surfaces.terminal.console import make_console
         from neuraldbg.surfaces.terminal.report import render_report

@@ -117,7 +117,7 @@ class Names:
             else [site]
         )
 
-    def match(self, pattern: str) -> list[Site]:
+    def match(self, pattern: str, *, regex: bool = True) -> list[Site]:
         """Every layer a name, glob or regular expression means, in order of appearance; empty where none."""
         try:
             return [self.resolve(pattern)]
@@ -127,6 +127,8 @@ class Names:
             found = [site for site in self._layers() if any(fnmatchcase(n, pattern) for n in self._all_names(site))]
             if found:
                 return found
+        if not regex:
+            return []
         try:
             expression = re.compile(pattern)
         except re.error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from loss_batches import bright, clicks
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
@@ -380,6 +381,8 @@ HEALTHY: dict[str, list[Program]] = {
     "wrong_loss_for_labels": [
         simple(mlp(), lambda: (lambda x, y: (x, F.one_hot(y, 4).float()))(*classes()), F.cross_entropy),
         simple(mlp(out=1), stars, F.mse_loss),
+        simple(mlp(out=1), bright, F.mse_loss),
+        simple(mlp(out=6), clicks, lambda out, y: F.cross_entropy(out, y)),
     ],
     "unnormalised_target": [
         simple(mlp(out=1), numbers, F.mse_loss),

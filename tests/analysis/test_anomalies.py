@@ -224,7 +224,7 @@ def test_a_new_metric_is_judged_once_it_has_a_past() -> None:
 
 
 class Strict(AnomalyDetector):
-    """As seed 000 shows it."""
+    """As the original shows it."""
 
     def detect_custom_anomaly(self, layer_name: str, metrics: Mapping[str, Any]) -> tuple[bool, float] | None:
         return metrics["flops"] > 100, metrics["flops"] / 100

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuraldbg.analysis.catalogue import ALIASES, catalogue, named
+from neuraldbg.analysis.diagnose import sentence
 from neuraldbg.errors import UnknownDiagnosis
 from neuraldbg.surfaces.reports.detector_pages import GROUPS, pages
 
@@ -50,3 +51,16 @@ def test_the_page_of_every_id_is_what_its_code_says(name: str) -> None:
 
 def test_no_page_is_left_over() -> None:
     assert {page.name for page in PAGES.glob("*.md")} == set(pages())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("call step() once", "Call step() once"),
+        ("model.train() after it", "model.train() after it"),
+        ("log_softmax or cross_entropy", "log_softmax or cross_entropy"),
+        ("warm-up, then more", "Warm-up, then more"),
+    ],
+)
+def test_a_cure_begins_with_a_capital_letter_unless_it_begins_with_code(words: str, told: str) -> None:
+    assert sentence(words) == told

@@ -74,6 +74,36 @@ def test_a_run_that_diverged_is_not_blamed_on_an_operation(tmp_path: Path) -> No
 # -- small trainings in half precision --------------------------------------------------------------------------------
 
 
+def likelihood(rate: float, *, bad_row: bool = False) -> None:
+    """Binary cross entropy written out with logarithms; `bad_row`: one probability is zero whatever the weights are."""
+    torch.manual_seed(0)
+    x = torch.randn(240, 12)
+    y = (x[:, :3].sum(1) > 0).float()
+    possible = torch.ones(240)
+    possible[70] = 0.0 if bad_row else 1.0
+    y[70] = 1.0
+    net = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 1), nn.Sigmoid())
+    optimizer = torch.optim.Adam(net.parameters(), lr=rate)
+    for step in range(24):
+        rows = torch.arange(10 * step, 10 * step + 10) % 240
+        p = net(x[rows]).squeeze(1) * possible[rows]
+        loss = -(y[rows] * torch.log(p) + (1 - y[rows]) * torch.log(1 - p)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_a_logarithm_of_zero_after_huge_updates_is_their_consequence(tmp_path: Path) -> None:
+    first, *_ = judged(tmp_path, lambda: likelihood(2.0)).loud
+    assert first.finding.kind == "learning_rate_too_high"
+    assert "log_of_zero" in {each.kind for each in first.chain}
+
+
+def test_a_row_that_is_zero_by_itself_is_not_laid_to_the_rate(tmp_path: Path) -> None:
+    first, *_ = judged(tmp_path, lambda: likelihood(0.02, bad_row=True)).loud
+    assert (first.finding.kind, first.finding.step) == ("log_of_zero", 7)
+
+
 def regression(
     dtype: torch.dtype, optimizer: Callable[[nn.Module], torch.optim.Optimizer], scale: float = 1.0, steps: int = 24
 ) -> None:

@@ -124,6 +124,14 @@ def test_a_rate_that_moves_nothing_is_too_low(tmp_path: Path) -> None:
     assert list(told(tmp_path, write, *RATES)) == ["learning_rate_too_low"]
 
 
+def test_a_rate_too_low_by_six_orders_is_found_too(tmp_path: Path) -> None:
+    def write(run: MadeRun) -> None:
+        small_updates(run, 1e-8)
+        overfit(run, 0.999, {"own": arm(0.9999, swings=0.0), "lr_x10000": arm(0.99), "lr_x1000000": arm(0.2)})
+
+    assert "1,000,000 times it" in told(tmp_path, write, *RATES)["learning_rate_too_low"].summary
+
+
 def test_a_faster_arm_alone_does_not_make_a_rate_too_low(tmp_path: Path) -> None:
     """Nearly every healthy run overfits one batch sooner at a higher rate."""
 
@@ -132,6 +140,32 @@ def test_a_faster_arm_alone_does_not_make_a_rate_too_low(tmp_path: Path) -> None
         overfit(run, 0.78, {"own": arm(0.8, swings=0.0), "lr_x10": arm(0.02), "lr_x100": arm(0.3)})
 
     assert told(tmp_path, write, *RATES) == {}
+
+
+def two_optimizers(run: MadeRun, *ratios: float) -> None:
+    """Each moves its own weight, in turn."""
+    model = run.model()
+    weights = [run.parameter(f"{name}.weight", (8, 8), model) for name in ("body", "head")]
+    made = [run.optimizer("Adam", name=f"{name}_opt", lr=lr, holds=(weight,))
+            for name, lr, weight in zip(("body", "head"), (1e-3, 3.0), weights, strict=True)]  # fmt: skip
+    for step in range(20):
+        turn = step % 2
+        run.stats(weights[turn], Kind.PARAMETER, step, l2=10.0)
+        run.stats(weights[turn], Kind.UPDATE, step, l2=10.0 * ratios[turn])
+        run.call(Call.STEP, step, made[turn], value=0.1)
+    overfit(run, None, {"own": arm(None), "lr_x0.1": arm(0.05)})
+
+
+def test_of_two_optimizers_the_one_with_the_large_updates_is_named(tmp_path: Path) -> None:
+    found = told(tmp_path, lambda run: two_optimizers(run, 0.001, 0.4), "learning_rate_too_high")
+    one = found["learning_rate_too_high"]
+    assert (one.evidence["optimizer"], one.evidence["lr"]) == ("head_opt", 3.0)
+    assert "of 3 in head_opt" in one.summary
+
+
+def test_of_two_optimizers_alike_none_is_named(tmp_path: Path) -> None:
+    found = told(tmp_path, lambda run: two_optimizers(run, 0.2, 0.4), "learning_rate_too_high")
+    assert "optimizer" not in found["learning_rate_too_high"].evidence
 
 
 def test_updates_of_half_the_weights_warn_by_themselves(tmp_path: Path) -> None:

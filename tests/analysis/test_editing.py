@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuraldbg.analysis.fixes.editing import Script, with_argument
+from neuraldbg.analysis.fixes.placing import assigned_number, products_at
+from neuraldbg.analysis.fixes.thresholds import with_scores
 
 LOOP = """import torch
 
@@ -158,3 +160,43 @@ def test_parts_of_an_expression_are_rewritten() -> None:
 def test_an_argument_is_added_at_the_end(before: str, after: str) -> None:
     script = Script("t.py", before)
     assert with_argument(script, script.calls("f")[0], "c=1") == after
+
+
+# -- thresholds of a model that no longer ends in a sigmoid -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("acc = (net(x) > 0.5).float()\n", "acc = (net(x) > 0).float()\n"),
+        ("out = net(x).squeeze(1)\nhit = out >= .5\n", "out = net(x).squeeze(1)\nhit = out >= 0\n"),
+        ("p = torch.sigmoid(net(x))\nhit = p > 0.5\n", "p = torch.sigmoid(net(x))\nhit = p > 0.5\n"),
+        ("keep = torch.rand(3) > 0.5\n", "keep = torch.rand(3) > 0.5\n"),
+        ("hit = net(x).round() == y\n", None),
+    ],
+)
+def test_half_a_probability_is_a_score_of_zero(before: str, after: str | None) -> None:
+    assert with_scores(Script("train.py", before), {"net"}) == after
+
+
+# -- where a number and an operand are written -------------------------------------------------------------------------
+
+
+def test_a_number_given_at_the_only_call_is_the_one_to_change() -> None:
+    script = Script("train.py", "def fit(net, limit):\n    clip(net, limit)\n\nfit(net, limit=2e-5)\n")
+    (clip,) = script.calls("clip")
+    literal = assigned_number(script, clip.args[1])
+    assert literal is not None
+    assert changed(script, script.replace(literal, "1")).endswith("fit(net, limit=1)\n")
+
+
+def test_a_number_that_calls_disagree_about_is_left_alone() -> None:
+    text = "def fit(net, limit):\n    clip(net, limit)\n\nfit(net, limit=2e-5)\nfit(net, limit=1)\n"
+    script = Script("train.py", text)
+    assert assigned_number(script, script.calls("clip")[0].args[1]) is None
+
+
+def test_operations_with_plain_numbers_are_no_products_of_two_things() -> None:
+    script = Script("train.py", "loss = 0.5 * (logp * gain).mean() + 2 * rest\n")
+    (found,) = products_at(script, 1, ast.Mult)
+    assert script.source(found) == "logp * gain"

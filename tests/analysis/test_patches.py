@@ -1,5 +1,5 @@
 """Where a fault can be mended by an edit that the trace tells, the finding carries a patch, and the patched program
-runs."""
+runs, without it where that is quick to see."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from neuraldbg.analysis.catalogue import catalogue
 
 FAULTS = Path(__file__).parents[2] / "benchmarks" / "faults"
+GOOD = ("runs", "cures")  # the quick ones are debugged once more: the finding is gone
 AT_ONCE = 2  # each is two processes with one thread, mostly one after the other
 
 
@@ -48,7 +49,7 @@ def patched(request: pytest.FixtureRequest) -> dict[str, Any]:
         script, truth = PROGRAMS[name]
         for _ in range(2):  # the experiments of a run are limited in time: on a busy machine one may be cut short
             found = SCORE.debug(script, script.read_text(), symptoms=symptoms, truth=truth, patches=True)
-            if found.patched == "runs":
+            if found.patched in GOOD:
                 break
         return found
 
@@ -61,4 +62,4 @@ def test_the_patch_of_a_mechanical_fault_applies_and_runs(name: str, patched: di
     score = patched[name]
     assert score.findings is not None, score.log
     assert score.hit is not None, f"not diagnosed; said {[one['kind'] for one in score.loud]}"
-    assert score.patched == "runs", f"patch: {score.patched}; suggestions: {score.hit['suggestions']}"
+    assert score.patched in GOOD, f"patch: {score.patched}; suggestions: {score.hit['suggestions']}"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from made_runs import MadeRun, made_run, train
 
+from neuraldbg.analysis.diagnose import Judgement
 from neuraldbg.analysis.summary import RunSummary, summarise
-from neuraldbg.records import Call, Kind, Phase, SiteKind
+from neuraldbg.analysis.verdict import Facts, judge
+from neuraldbg.records import Call, Diagnosis, Finding, Kind, Phase, RunInfo, Severity, SiteKind
 from neuraldbg.trace import TraceWriter, open_trace
 
 
@@ -65,6 +67,24 @@ def test_the_first_nan_is_placed(tmp_path: Path) -> None:
     ]
     assert summary.verdict.state == "critical"
     assert "(since step 33" in summary.verdict.headline
+
+
+@pytest.mark.parametrize("first", [Severity.WARNING, Severity.CRITICAL])
+def test_a_verdict_is_as_grave_as_the_finding_it_tells(first: Severity) -> None:
+    told, other = Finding("missing_zero_grad", first, "this"), Finding("nan_loss", Severity.CRITICAL, "and that")
+    verdict = judge(facts_of(), Judgement((Diagnosis(told), Diagnosis(other)), 114, {}, {}))
+    assert (verdict.state, verdict.headline) == (first.value, "this")
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.02, "healthy"), (0.4, "undecided")])
+def test_a_small_part_that_nobody_uses_leaves_a_run_healthy(share: float, state: str) -> None:
+    still = Finding("parameters_not_updating", Severity.INFO, "it rests", evidence={"share_of_weights": share})
+    assert judge(facts_of(), Judgement((Diagnosis(still),), 114, {}, {})).state == state
+
+
+def facts_of() -> Facts:
+    run = RunInfo("run", ("train.py",), None, {}, "2026-01-01T00:00:00Z", ended=True)
+    return Facts(run, True, None, 50, 50, 50, None, None, 1, (), ())
 
 
 def test_of_two_layers_that_broke_in_one_step_the_first_is_named(tmp_path: Path) -> None:

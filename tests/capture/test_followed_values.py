@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
-from watching import facts, watching
+from watching import facts, trace_of, watching
 
+from neuraldbg.analysis.diagnose import diagnose
 from neuraldbg.capture.torch.evidence.data_windows import sequence_of
 from neuraldbg.capture.torch.evidence.graph_walk import walk
 from neuraldbg.capture.torch.evidence.score_terms import score_terms
@@ -126,6 +128,26 @@ def test_the_sign_of_a_score_is_read_through_every_way_to_write_it() -> None:
     ratio = (dist.log_prob(action) - torch.randn(8)).exp()
     assert _signs(-torch.min(ratio * worth, ratio.clamp(0.8, 1.2) * worth).mean()) == {-1.0}
     assert _signs(0.5 * (net(x)[:, 0] - worth).square().mean()) == set()
+
+
+@pytest.mark.parametrize("reward", [lambda n: torch.randn(n), lambda n: torch.rand(n)], ids=["either", "positive"])
+def test_the_curve_of_a_policy_gradient_is_not_judged(tmp_path: Path, reward: Callable[[int], Tensor]) -> None:
+    """Worths of either sign make a loss whose value tells nothing; weights of one sign are a weighted likelihood."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with watching(tmp_path):
+        for _ in range(30):
+            dist = Categorical(logits=net(torch.randn(8, 3)))
+            worth = reward(8)
+            optimizer.zero_grad()
+            (-(dist.log_prob(dist.sample()) * worth).mean()).backward()
+            optimizer.step()
+    with trace_of(tmp_path) as trace:
+        judgement = diagnose(trace)
+    either = bool((reward(99) < 0).any())
+    assert ("no_learning" in {one.finding.kind for one in judgement.diagnoses}) is not either
+    assert ("no_learning" in judgement.unchecked) is either
 
 
 def test_a_baseline_with_a_graph_is_seen_and_a_focal_loss_is_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from watching import net, train, watching
+from torch import nn
+from watching import net, trace_of, train, watching
 
 from neuraldbg.control.gate import Gate
 from neuraldbg.errors import AbortedByUser, UsageError
@@ -146,15 +148,69 @@ def test_results_are_the_same_with_and_without_stops(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_ours_at_a_stop_reaches_no_user(tmp_path: Path) -> None:
-    def stumble(_: Gate, __: Stop) -> None:
+    def stumble(_: object) -> None:
         raise LookupError("a bug of ours")
 
     gate = Gate()
-    gate.prompt = Visitor(stumble)
+    gate.prompt = Visitor()
+    gate.on_event.append(stumble)
     with watching(tmp_path, gate=gate, strict=False) as capture:
         gate.breakpoints.add("2")
         assert len(train(net(), 3)) == 3
         assert ("stopping", None) in capture.core.guard.broken
+
+
+def test_a_layer_of_a_second_model_is_stopped_at_from_its_first_pass_on(tmp_path: Path) -> None:
+    visitor = Visitor()
+    said: list[str] = []
+    with stopping(tmp_path, visitor) as gate:
+        gate.say = said.append
+        gate.breakpoints.add("second.0")
+        first, second = net(), net()
+        for _ in range(2):
+            (first(torch.randn(8, 4)).sum() + second(torch.randn(8, 4)).sum()).backward()
+    assert [seen[0] for seen in visitor.seen] == ["second.0"] * 2
+    assert said == []
+
+
+@pytest.mark.parametrize("pattern", ["2|0", ".", "(.*.*.*.*.*.*)*=$", "mod.l"])
+def test_a_pattern_is_a_name_or_a_glob_and_no_regular_expression(tmp_path: Path, pattern: str) -> None:
+    visitor = Visitor()
+    with stopping(tmp_path, visitor) as gate:
+        gate.breakpoints.add(pattern)
+        train(net(), 2)
+    assert visitor.seen == []
+
+
+def test_time_held_is_no_layers_time_also_with_several_threads(tmp_path: Path) -> None:
+    def linger(_: Gate, __: Stop) -> None:
+        time.sleep(0.5)
+
+    with stopping(tmp_path, Visitor(linger, linger)) as gate:
+        gate.breakpoints.add("*.1")
+        models = [nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 1)) for _ in range(2)]
+        threads = [threading.Thread(target=lambda m: m(torch.randn(8, 4)).sum().backward(), args=(m,)) for m in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert trace_of(tmp_path).table("spans", ["duration_ns"])["duration_ns"].max() < 0.4e9
+
+
+def test_time_held_in_backward_is_no_layers_time(tmp_path: Path) -> None:
+    with stopping(tmp_path, Visitor(lambda *_: time.sleep(0.5))) as gate:
+        gate.breakpoints.add("2", phase="backward")
+        train(net(), 2)
+    assert trace_of(tmp_path).table("spans", ["duration_ns"])["duration_ns"].max() < 0.4e9
+
+
+def test_a_compiled_model_says_that_its_layers_cannot_be_stopped_at(tmp_path: Path) -> None:
+    said: list[str] = []
+    with stopping(tmp_path, Visitor()) as gate:
+        gate.say = said.append
+        gate.breakpoints.add("*")
+        train(torch.compile(net(), backend="eager"), 2)  # type: ignore[arg-type]
+    assert sum("TORCHDYNAMO_DISABLE=1" in line for line in said) == 1
 
 
 def test_a_loss_and_a_gradient_are_judged_together(tmp_path: Path) -> None:

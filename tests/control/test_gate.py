@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from neuraldbg.control.breakpoints import Breakpoints
 from neuraldbg.control.channel import ChannelClient, ChannelServer
 from neuraldbg.control.gate import Gate
 from neuraldbg.control.verbs import Verbs
@@ -17,10 +16,7 @@ from neuraldbg.errors import (
     AbortedByUser,
     ChannelClosed,
     ChannelError,
-    ConditionError,
     NotPaused,
-    UnknownBreakpoint,
-    UsageError,
 )
 from neuraldbg.records import Phase, Stop
 
@@ -202,87 +198,90 @@ def test_a_pause_is_a_pause_wherever_training_is(gate: Gate) -> None:
         gate.resume()
 
 
-# -- breakpoints -------------------------------------------------------------------------------------------------------
-
-
-def test_names_are_taken_as_they_are_until_layers_are_known() -> None:
-    table = Breakpoints()
-    one = table.add("haed")
-    assert one.pending
-    table.resolve = resolve
-    table.settle()
-    assert table.lost() == [one]
-    assert one.pending
-    with pytest.raises(UnknownBreakpoint):
-        table.add("haed")
-
-
-def test_a_breakpoint_goes_by_every_name_of_its_layer() -> None:
-    table = Breakpoints()
-    table.resolve = lambda name: {1: "conv2"} if name in ("conv2", "Conv2D_2") else {}
-    one = table.add("conv2")
-    with pytest.raises(UnknownBreakpoint):
-        table.remove("conv1")
-    assert table.remove("Conv2D_2") == [one]
-
-
-def test_the_same_breakpoint_again_is_the_same() -> None:
-    table = Breakpoints()
-    first = table.add("head", "step > 1")
-    assert table.add("head", "step > 1", enabled=False) is first
-    assert not first.spec.enabled
-    assert table.add("head") is not first
-
-
-@pytest.mark.parametrize(
-    ("condition", "phase"),
-    [
-        ("step > 1", Phase.FORWARD),
-        ("mean_activation > 1", Phase.FORWARD),
-        ("grad_norm > 1", Phase.BACKWARD),
-        ("loss > 1", Phase.UPDATE),
-        ("loss > 1 and grad_norm > 1", Phase.BACKWARD),
-        ("lr > 1", Phase.UPDATE),
-    ],
-)
-def test_a_condition_stops_where_all_it_names_is_known(condition: str, phase: Phase) -> None:
-    assert Breakpoints().add("head", condition).spec.phase is phase
-
-
 def test_layers_are_left_alone_while_only_updates_can_stop(gate: Gate) -> None:
     gate.break_on("nan_loss")
     assert (gate.active, gate.at_layers) == (True, False)
     gate.found("nan_loss", "the loss is NaN")
-    assert gate.at_layers
+    assert not gate.at_layers
 
 
-def test_groups_are_switched_together() -> None:
-    table = Breakpoints()
-    for name in ("a", "b"):
-        table.add(name, group="mine")
-    table.add("c")
-    table.set_group("mine", enabled=False)
-    assert [one.spec.enabled for one in table.all()] == [False, False, True]
-    with pytest.raises(UnknownBreakpoint, match="did you mean 'mine'"):
-        table.set_group("mien", enabled=True)
+def test_what_is_found_stops_after_the_next_update_and_all_of_it_is_told(gate: Gate) -> None:
+    gate.break_on("dead_neurons")
+    gate.break_on("no_learning")
+    gate.found("dead_neurons", "units are dead")
+    gate.found("no_learning", "the loss stands still")
+    training = Training(gate, 3)
+    eventually(lambda: gate.paused)
+    state = gate.state()
+    assert state["phase"] == "step"
+    assert state["reasons"] == ["dead_neurons: units are dead", "no_learning: the loss stands still"]
+    gate.resume()
+    assert training.finished.wait(10)
 
 
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [
-        (lambda t: t.add(""), UsageError),
-        (lambda t: t.add("a", "import os"), ConditionError),
-        (lambda t: t.add("a", phase="sideways"), UsageError),
-        (lambda t: t.add("a", "grad_norm > 1", phase="forward"), UsageError),
-        (lambda t: t.add("a", "lr > 1 and grad_norm > 1"), UsageError),
-        (lambda t: t.add("a", "mean_activation > 1", phase="step"), UsageError),
-        (lambda t: t.remove("nothing"), UnknownBreakpoint),
-        (lambda t: t.change(99, enabled=True), UnknownBreakpoint),
-    ],
-)
-def test_what_makes_no_sense_is_refused(action: Callable[[Breakpoints], Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        action(Breakpoints())
+def test_the_held_thread_may_run_layers_itself(gate: Gate) -> None:
+    """`p model(x)` at a breakpoint in the model."""
+    gate.breakpoints.add("head")
+    training = Training(gate, 1)
+    eventually(lambda: gate.paused)
+
+    def again(stop: Stop) -> str:
+        gate.reached(stop, gate.watched(3, Phase.FORWARD))
+        gate.hold(stop, ["again"])
+        return "done"
+
+    assert gate.do(again, timeout_s=5) == "done"
+    assert [one.hit_count for one in gate.breakpoints] == [1]
+    gate.resume()
+    assert training.finished.wait(10)
+
+
+def test_a_prompt_that_fails_is_not_asked_again_and_breakpoints_stay(gate: Gate) -> None:
+    asked = []
+
+    def prompt(*_: object) -> None:
+        asked.append(1)
+        raise OSError("the terminal is gone")
+
+    gate.prompt = prompt
+    one = gate.breakpoints.add("head")
+    training = Training(gate, 2)
+    eventually(lambda: gate.paused)
+    gate.resume()
+    eventually(lambda: gate.paused)
+    gate.resume()
+    assert training.finished.wait(10)
+    assert (asked, one.trigger_count) == ([1], 2)
+
+
+def test_without_a_server_a_prompt_that_fails_lets_training_go_on(gate: Gate) -> None:
+    def prompt(*_: object) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    gate.prompt, gate.remote = prompt, False
+    gate.breakpoints.add("head")
+    assert Training(gate, 2).finished.wait(10)
+
+
+def test_nobody_who_hears_is_no_reason_to_fail(gate: Gate) -> None:
+    def say(_: str) -> None:
+        raise BrokenPipeError
+
+    gate.say = say
+    gate.breakpoints.add("head")
+    training = Training(gate, 1)
+    eventually(lambda: gate.paused)
+    gate.resume()
+    assert training.finished.wait(10)
+    assert training.ended is None
+
+
+def test_after_the_script_nothing_is_held(gate: Gate) -> None:
+    gate.breakpoints.add("head")
+    training = Training(gate, 5)
+    eventually(lambda: gate.paused)
+    gate.retire()
+    assert training.finished.wait(10)
 
 
 # -- the channel -------------------------------------------------------------------------------------------------------

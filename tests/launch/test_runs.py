@@ -108,9 +108,16 @@ def test_a_script_that_trains_twice_is_one_run(debug: Any, tmp_path: Path) -> No
 
 def test_json_on_stdout_comes_after_what_the_script_prints(debug: Any) -> None:
     result = debug("--json", BAD / "exits_3.py")
-    first, _, rest = result.stdout.partition("\n")
-    assert first == "leaving"
-    assert json.loads(rest)["run"]["exit_code"] == 3
+    lines = result.stdout.splitlines()
+    assert lines[0] == "leaving"
+    assert json.loads(lines[-1])["run"]["exit_code"] == 3
+
+
+def test_json_has_the_last_line_for_itself_where_the_script_left_its_own_open(debug: Any, tmp_path: Path) -> None:
+    (tmp_path / "open_line.py").write_text("print('50%', end='')\n")
+    lines = debug("--json", tmp_path / "open_line.py").stdout.splitlines()
+    assert lines[0] == "50%"
+    assert json.loads(lines[-1])["run"]["exit_code"] == 0
 
 
 def test_the_script_cannot_tell_that_it_is_watched(debug: Any, torch_server: ForkServer, tmp_path: Path) -> None:

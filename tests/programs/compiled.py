@@ -5,6 +5,7 @@ import json
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class MLP(nn.Module):
@@ -14,9 +15,12 @@ class MLP(nn.Module):
         self.norm = nn.LayerNorm(32)
         self.mid = nn.Linear(32, 32)
         self.out = nn.Linear(32, 3)
+        self.checkpointed = False
 
     def forward(self, x):
         x = torch.relu(self.norm(self.inp(x)))
+        if self.checkpointed:  # with the backend "eager" the repeated forward draws another mask
+            return self.out(checkpoint(lambda y: nn.functional.dropout(torch.relu(self.mid(y)), 0.2), x, use_reentrant=False))
         return self.out(torch.relu(self.mid(x)))
 
 
@@ -24,10 +28,12 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="aot_eager")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--checkpointed", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(17)
     model = MLP()
+    model.checkpointed = args.checkpointed
     compiled_model = torch.compile(model, backend=args.backend)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     centres = torch.randn(3, 8)

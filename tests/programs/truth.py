@@ -311,6 +311,16 @@ TRUTHS = (
         train_passes=20,
     ),
     Truth(
+        "compiled.py",
+        args=("--backend", "eager", "--checkpointed"),
+        models=(("model", "MLP"),),
+        optimizers=(("optimizer", "Adam", 20),),
+        loss=("cross_entropy",),
+        steps=20,
+        backwards=20,
+        train_passes=20,
+    ),
+    Truth(
         "two_trainings.py",
         models=(("small", "MLP"), ("large", "MLP")),
         optimizers=(("optimizer", "SGD", 20), ("optimizer", "SGD", 30)),

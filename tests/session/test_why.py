@@ -99,6 +99,34 @@ def test_a_run_broken_from_the_start_has_its_events_at_the_first_step(tmp_path: 
     assert all(pair.first_step <= pair.second_step for pair in dbg.detect_coupled_failures())
 
 
+class Cut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.first(x).detach())
+        return out
+
+
+def test_a_layer_that_no_gradient_reaches_is_missing_and_coupled_with_its_cause(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Cut()
+    with NeuralDbg(model, out=tmp_path / "run", budget="full") as dbg:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(12):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1)).backward()
+            optimizer.step()
+    health = dbg.analyze_gradient_health()
+    assert (health.layers["first"].status, health.missing_layers) == ("missing", ("first",))
+    assert health.overall != "healthy"
+    pairs = {(pair.first, pair.second) for pair in dbg.detect_coupled_failures()}
+    assert ("detached_graph", "vanishing_gradients") in pairs
+    ids = [event.id for event in dbg.get_events()]
+    assert len(ids) == len(set(ids)) > 0
+
+
 def test_mermaid_and_package_are_written(failed: NeuralDbg, tmp_path: Path) -> None:
     graph = failed.export_mermaid_causal_graph(tmp_path / "causes.mmd")
     assert (tmp_path / "causes.mmd").read_text() == graph

@@ -46,10 +46,12 @@ def asking(*paths: Path, **changes: Any) -> Iterator[TestClient]:
 
 
 @contextmanager
-def serving(*paths: Path, host: str = "127.0.0.1", interval_s: float = 0.05) -> Iterator[Doorway]:
+def serving(
+    *paths: Path, host: str = "127.0.0.1", interval_s: float = 0.05, settings: Settings | None = None
+) -> Iterator[Doorway]:
     """The server as it is, in a thread."""
     door = Doorway(host, 0)
-    service = Service(door, paths, Settings(interval_s=interval_s))
+    service = Service(door, paths, settings or Settings(interval_s=interval_s))
     thread = threading.Thread(target=service.run)
     thread.start()
     try:

@@ -116,6 +116,17 @@ def test_the_focus_of_a_run_is_kept_with_it_and_its_checks_are_fewer(tmp_path: P
     assert "dead neurons: nothing else" in section(neural("report", "some", cwd=tmp_path).stdout, "Focus")
 
 
+def test_a_verdict_keeps_to_the_focus_and_says_so(tmp_path: Path) -> None:
+    odd_run(tmp_path / "run", nan_from=33)
+
+    def verdict(*words: str) -> str:
+        return section(neural("report", "run", *words, cwd=tmp_path).stdout, "Verdict")
+
+    assert verdict().startswith("Verdict critical")
+    assert verdict("--anomalies").startswith("Verdict critical")
+    assert verdict("--dead-neurons").startswith("Verdict healthy: as far as dead neurons go: 50 updates")
+
+
 def test_zeros_and_anomalies_of_a_layer_stand_in_its_line(tmp_path: Path) -> None:
     odd_run(tmp_path / "run")
     lines = neural("report", "run", "--dead-neurons", "--anomalies", cwd=tmp_path).stdout.splitlines()

@@ -49,6 +49,12 @@ def test_every_option_arrives(asked: list[Request], tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_an_update_before_the_first_cannot_be_armed(asked: list[Request], capsys: pytest.CaptureFixture[str]) -> None:
+    assert debug("--arm-nan", "-3", "train.py") == 2
+    assert "'--arm-nan': -3 is not in the range x>=0" in capsys.readouterr().err
+    assert asked == []
+
+
 def test_no_animations_means_no_live_line(asked: list[Request]) -> None:
     with pytest.raises(SystemExit):
         main(["--no-animations", "debug", "train.py"])

@@ -1,4 +1,4 @@
-"""The seeds' curl lines against a training that really stops."""
+"""The original's curl lines against a training that really stops."""
 
 from __future__ import annotations
 

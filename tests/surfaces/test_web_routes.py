@@ -1,4 +1,4 @@
-"""What the routes answer about recorded runs: the seeds' shapes, measured numbers, and a reason for every refusal."""
+"""What the routes answer about recorded runs: shapes, measured numbers, and a reason for every refusal."""
 
 from __future__ import annotations
 

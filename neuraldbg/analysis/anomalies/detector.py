@@ -32,7 +32,7 @@ VANISHING_SAMPLES, VANISHED = 30, 1e-3  # of the smallest remembered
 TAIL_SAMPLES = 100  # of a metric, before its tails are known
 SURE = 2.0  # times its threshold: then one method is enough
 CEILING = 1e9  # no score is further from 0: scores are always JSON. That of a value which is not finite
-STATISTICS_NAMES = {  # as the dashboard of seed 000 calls them; every other metric keeps its own name
+STATISTICS_NAMES = {  # as the original dashboard calls them; every other metric keeps its own name
     "execution_time": "execution_times",
     "memory": "memory_usage",
     "mean_activation": "activations",

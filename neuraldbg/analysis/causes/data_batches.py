@@ -82,7 +82,7 @@ def constant_batch(evidence: Evidence) -> Iterator[Finding]:
             text if whole else f"{text}, from update {int(one.steps[start])} on",
             step=int(one.steps[start]),
             source=source or evidence.line_of(Call.PASS, site=one.model),
-            evidence={"updates_with_this_batch": float(length), "updates": float(len(one.digests)), **numbers},
+            evidence={"updates_with_this_batch": int(length), "updates": len(one.digests), **numbers},
             confidence=confidence,
             inference="the model is fitted to these samples and never sees the others",
         )
@@ -105,10 +105,10 @@ def _from_loader(evidence: Evidence, one: Batches, start: int) -> Proof | None:
         used: Fact = next((f for f in reversed(evidence.facts("loader_rows")) if f["site"] == site.id), {})
         numbers: dict[str, float | str] = {
             "loader": site.path,
-            "samples_in_loader": float(length),
-            "batch_size": float(size),
-            "batches_drawn": float(len(batches["step"])),
-            "iterators_made": float(used.get("iterators", 0)),
+            "samples_in_loader": int(length),
+            "batch_size": int(size),
+            "batches_drawn": len(batches["step"]),
+            "iterators_made": int(used.get("iterators", 0)),
         }
         if len(drawn) >= FEWEST_UPDATES and len(np.unique(drawn)) == 1 and trains(evidence, site.id):
             fresh = used.get("iterators") == used.get("batches")
@@ -142,8 +142,8 @@ def _from_set(evidence: Evidence, *, whole: bool) -> Proof | None:
     chosen_once = whole and fact["same_object"] >= fact["followed"] - 1
     numbers: dict[str, float | str] = {
         "data_set": fact["name"],
-        "samples_in_data_set": float(fact["rows"]),
-        "batch_size": float(fact["batch"]),
+        "samples_in_data_set": int(fact["rows"]),
+        "batch_size": int(fact["batch"]),
     }
     text = f"every update is given the same {fact['batch']} of the {fact['rows']} samples in {fact['name']}"
     if chosen_once:
@@ -158,9 +158,9 @@ def _from_sequence(evidence: Evidence) -> Proof | None:
         return None
     numbers: dict[str, float | str] = {
         "sequence": fact["name"],
-        "length": float(fact["length"]),
-        "batch_size": float(fact["batch"]),
-        "window": float(fact["window"]),
+        "length": int(fact["length"]),
+        "batch_size": int(fact["batch"]),
+        "window": int(fact["window"]),
     }
     text = (
         f"every update is given the same {fact['batch']} pieces of {fact['window']} out of the {fact['length']} "
@@ -211,8 +211,8 @@ def _copies_in_set(evidence: Evidence) -> Finding | None:
     text = f"{fact['name']} holds {distinct} different samples among {rows}"
     text += f": rows 0 to {period - 1} again and again" if period else ""
     numbers: dict[str, float | str] = {
-        "samples": float(rows),
-        "different": float(distinct),
+        "samples": int(rows),
+        "different": int(distinct),
         "share_of_copies": copies,
         "copies_of_each": rows / distinct,
     }
@@ -248,10 +248,10 @@ def _copies_in_epoch(evidence: Evidence) -> Finding | None:
         text = f"one epoch of {site.path} holds {distinct} different samples among {rows}"
         text += f": each of its {workers} workers delivers all of them" if every else ""
         numbers: dict[str, float | str] = {
-            "samples_in_epoch": float(rows),
-            "different": float(distinct),
+            "samples_in_epoch": int(rows),
+            "different": int(distinct),
             "times_each": rows / distinct,
-            "workers": float(workers),
+            "workers": int(workers),
         }
         return Finding(
             "duplicate_data",
@@ -318,8 +318,8 @@ def data_not_shuffled(evidence: Evidence) -> Iterator[Finding]:
             "entropy_in_batch_bits": inside,
             "entropy_overall_bits": overall,
             "entropy_if_shuffled_bits": expected,
-            "classes": float(classes),
-            "batches": float(batches),
+            "classes": int(classes),
+            "batches": int(batches),
             "order": order[0] if order is not None else "not proven",
         },
         confidence=0.93 if loud else 0.4,

@@ -23,6 +23,7 @@ from neuraldbg.analysis.causes.data_reading import (
 from neuraldbg.analysis.causes.optim_arms import optimizer_line
 from neuraldbg.analysis.detectors.loss_curve import finite, main_loss
 from neuraldbg.analysis.evidence import Curve, Evidence
+from neuraldbg.analysis.idioms import keeps_best
 from neuraldbg.records import Call, Finding, Severity, SiteKind
 
 RISEN = 1.25  # times the lowest evaluation loss
@@ -73,8 +74,7 @@ def _overfit(evidence: Evidence) -> Overfit | None:
     if last < RISEN * lowest or end > GAP * last or end > 0.8 * then:
         return None
     restored = bool((evidence.of_call(Call.LOAD_STATE)["step"] > held.steps[at]).any())
-    keeps_best = any(re.search(r"\bbest", f["text"]) for f in evidence.facts("source_file"))
-    return Overfit(int(held.steps[at]), lowest, last, end, len(values), not (restored or keeps_best))
+    return Overfit(int(held.steps[at]), lowest, last, end, len(values), not (restored or keeps_best(evidence)))
 
 
 def evaluations(evidence: Evidence) -> Curve:
@@ -195,7 +195,7 @@ def _numbers(evidence: Evidence, found: Overfit) -> dict[str, float | str]:
         "lowest_eval_loss": found.lowest,
         "last_eval_loss": found.last,
         "last_train_loss": found.train,
-        "evaluations": float(found.evaluations),
+        "evaluations": int(found.evaluations),
         "times_each_sample_was_seen": "unknown" if often is None else often,
     }
 
@@ -254,7 +254,7 @@ def label_shuffle_mismatch(evidence: Evidence) -> Iterator[Finding]:
     structured = (relation.get("structure") or 1.0) > 1.3
     loud = (decided or apart) and (structured or ordered or apart) and (apart or not relation.get("ids"))
     numbers: dict[str, Any] = {
-        "pairs": float(relation["rows"]),
+        "pairs": int(relation["rows"]),
         "linear_deviations": relation["linear"],
         "products_deviations": relation["crossed"],
         "neighbours_deviations": relation["near"],

@@ -149,7 +149,7 @@ def _by_experiment(evidence: Evidence, fact: Fact) -> tuple[Severity, float, dic
         "loss_of_the_run": "not finite" if fact.get("final") is None else fact["final"],
         "loss_in_experiment": "not finite" if fact.get("last") is None else fact["last"],
         "loss_standardised": scaled,
-        "experiment_updates": float(fact["updates"]),
+        "experiment_updates": int(fact["updates"]),
     }
     worthless = best > 0.8 * blind
     return (Severity.CRITICAL if worthless else Severity.WARNING), 0.93 if scaled < 0.25 * best else 0.85, numbers
@@ -207,8 +207,8 @@ def _outlier(evidence: Evidence, name: str) -> Finding | None:
             f"largest_{what}": float(peaks[at]),
             f"usual_largest_{what}": usual,
             "loss_or_gradient_jump": jump,
-            "such_batches": float(len(odd)),
-            "batches": float(len(peaks)),
+            "such_batches": len(odd),
+            "batches": len(peaks),
         }
         return Finding(
             "data_outlier_batch",

@@ -18,15 +18,16 @@ from neuraldbg.analysis.causes.loss_terms import (
     not_recorded,
     output_layer,
     speaks_of_classes,
-    written,
 )
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.idioms import fallback_line
 from neuraldbg.records import Finding, Severity
 
 _POOR = ("loss_plateau", "underfitting", "slow_convergence", "no_learning", "constant_output", "insufficient_capacity")
 TOLD_APART = 0.6  # probability of the own label among all labels but the common one
 EVENLY = 0.3
 MANY = 60  # samples
+ORDERED = 0.5  # of what tells the inputs of two labels apart: above it the labels are a quantity
 LATE = 50  # updates after which a model has had its chance to tell classes apart
 Judged = tuple[Severity, float, str, dict[str, float | str]]
 
@@ -40,12 +41,14 @@ Judged = tuple[Severity, float, str, dict[str, float | str]]
 def wrong_loss_for_labels(evidence: Evidence) -> Iterator[Finding]:
     """The loss does not fit the sort of label.
 
-    Finds: softmax cross entropy against rows of several ones (multi-label); binary cross entropy against numbers
-    outside 0 to 1 (class ids); squared or absolute error against class ids 0, 1, ..., K-1 in a script that classifies.
+    Finds: softmax cross entropy against rows of several ones (multi-label) that are not the input itself; binary cross
+    entropy against numbers outside 0 to 1 (class ids); squared or absolute error against class ids 0, 1, ..., K-1 in a
+    script that classifies.
     Why it matters: cross entropy makes classes compete that may all be true; a binary loss on ids has no lower bound;
     a squared error on ids says that class 3 lies between 2 and 4.
     Decides by: the targets as the loss received them. Whole numbers alone are no proof (ratings, counts), so for a
-    regression loss the ids must start at 0, be about equally common, and the script must speak of classes.
+    regression loss the ids must start at 0, be about equally common, the script must measure itself as a classifier,
+    and the inputs must not follow the order of the ids: the mean inputs of a quantity's values lie along a line.
     Usual cures: cross_entropy for one class of several, BCE-with-logits for several labels at once, MSE for quantities.
     """
     if not_recorded(evidence, "wrong_loss_for_labels"):
@@ -73,6 +76,8 @@ def wrong_loss_for_labels(evidence: Evidence) -> Iterator[Finding]:
 def _several_ones(term: LossTerm) -> Judged | None:
     if term.kind != "cross_entropy" or not term.get("soft") or not all(term.all("target_binary") or [False]):
         return None
+    if all(term.all("target_is_input") or [False]):
+        return None  # the likelihood of draws from one distribution, given some of them: a multinomial autoencoder
     single = term.all("target_rows_sum_to_one")
     if not single or sum(single) / len(single) > 0.9:
         return None
@@ -110,9 +115,13 @@ def _class_ids(evidence: Evidence, term: LossTerm) -> Judged | None:
     evenness = float(-(shares * np.log(shares)).sum() / math.log(len(ids)))
     word = speaks_of_classes(evidence)
     classifies = any(other.kind in OVER_CLASSES for other in loss_terms(evidence))  # then the word is about that one
-    sure = evenness > 0.9 and word is not None and counts.sum() >= 64 and not classifies
+    order = (evidence.fact("relation") or {}).get("order")
+    if order is not None and order >= ORDERED:
+        return None
+    sure = evenness > 0.9 and word is not None and order is not None and counts.sum() >= 64 and not classifies
     text = f"{term.kind} on class ids 0 to {len(ids) - 1}: their order and distance mean nothing"
-    numbers: dict[str, float | str] = {"classes": float(len(ids)), "evenness": evenness, "script_says": word or "-"}
+    numbers: dict[str, float | str] = {"classes": len(ids), "evenness": evenness, "script_says": word or "-"}
+    numbers["inputs_follow_their_order"] = "not known" if order is None else order
     return (Severity.WARNING, 0.85, text, numbers) if sure else (Severity.INFO, 0.4, text, numbers)
 
 
@@ -187,7 +196,7 @@ def corrupted_labels(evidence: Evidence) -> Iterator[Finding]:
     severity, confidence, text, numbers = found
     line = next((line_of_loss(evidence, term) for term in terms), None)
     if "share_fallen" in numbers:  # a code table that answers so whenever it knows no better
-        line = written(evidence, rf"\.get\(.*,\s*{numbers['label']:g}\s*\)") or line
+        line = fallback_line(evidence, float(numbers["label"])) or line
     yield Finding(
         "corrupted_labels",
         severity,
@@ -206,9 +215,9 @@ def _out_of_bounds(evidence: Evidence) -> Judged | None:
     if match is None:
         return None
     classes = next((term.get("classes") for term in loss_terms(evidence) if term.kind in OVER_CLASSES), None)
-    numbers: dict[str, float | str] = {"label": float(match.group(1)), "error": error[:200]}
+    numbers: dict[str, float | str] = {"label": int(match.group(1)), "error": error[:200]}
     if classes is not None:
-        numbers["classes"] = float(classes)
+        numbers["classes"] = int(classes)
     return Severity.CRITICAL, 0.9, f"label {match.group(1)} lies outside the classes the model has", numbers
 
 
@@ -224,7 +233,7 @@ def _constant(term: LossTerm, terms: list[LossTerm], evidence: Evidence) -> Judg
         return None
     (label,) = labels
     text = f"every label is {label:g}: there is nothing to tell apart"
-    return Severity.CRITICAL, 0.9, text, {"label": label, "labels_counted": float(sum(labels.values()))}
+    return Severity.CRITICAL, 0.9, text, {"label": int(label), "labels_counted": sum(labels.values())}
 
 
 def _sentinel(term: LossTerm) -> Judged | None:
@@ -270,5 +279,5 @@ def _fallen(term: LossTerm) -> Judged | None:
         Severity.WARNING,
         0.7,
         text,
-        {"label": float(into), "share_fallen": float(lost.mean()), "classes": float(len(matrix))},
+        {"label": int(into), "share_fallen": float(lost.mean()), "classes": len(matrix)},
     )

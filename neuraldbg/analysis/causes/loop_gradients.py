@@ -179,10 +179,14 @@ def backward_missing(evidence: Evidence) -> Iterator[Finding]:
 def step_order_wrong(evidence: Evidence) -> Iterator[Finding]:
     """zero_grad, backward and step come in an order in which step sees no gradient.
 
-    Finds: optimizers whose gradients are filled by backward and are None or zero again at (nearly) every step().
-    Why it matters: every update is empty, so nothing is learned although each call is there.
+    Finds: optimizers whose gradients are filled by backward and are None or zero again at (nearly) every step(); and
+    updates of several backwards between which the gradients are cleared, so that only the last one counts.
+    Why it matters: every update is empty, so nothing is learned although each call is there; or one of several losses,
+    or most of an accumulated batch, is never learned from.
     Decides by: the gradients at step() and the order of calls in the ledger: zero_grad() between backward() and step(),
-    or step() before backward().
+    or step() before backward(). Between two backwards: gradients of weights alone that were there, were zero when the
+    next backward began, and were applied as that one left them. Adversarial examples, SAM and gradients that are put
+    together by hand are left alone.
     Usual cures: zero_grad(), forward, backward(), step(), in this order.
     """
     for site, flow in _flows(evidence).items():
@@ -220,6 +224,39 @@ def step_order_wrong(evidence: Evidence) -> Iterator[Finding]:
             },
             confidence=0.97,
             inference="an update without gradients changes nothing",
+        )
+        return
+    yield from _cleared_between(evidence)
+
+
+def _cleared_between(evidence: Evidence) -> Iterator[Finding]:
+    """Several backwards for one update, and only the last one's gradients in it."""
+    for site, fact in latest(evidence, "gradients_lost", "optimizer").items():
+        if fact["count"] < FEWEST or fact["count"] < 0.8 * fact["updates"]:
+            continue
+        name = variable(evidence, site)
+        lost, kept = evidence.source(fact["cleared_id"]), evidence.source(fact["applied_id"])
+        zero_line = evidence.line_of(Call.ZERO_GRAD, site=site) or evidence.line_of(Call.ZERO_GRAD)
+        which = (
+            f"those of {lost} never reach {name}.step()" if lost != kept else f"{name}.step() sees the last ones only"
+        )
+        yield Finding(
+            "step_order_wrong",
+            Severity.WARNING,
+            f"the gradients are cleared between the backwards of one update: {which}",
+            step=int(fact["first"]),
+            source=zero_line,
+            evidence={
+                "optimizer": name,
+                "order": "backward, zero_grad, backward, step",
+                "updates_with_lost_gradients": fact["count"],
+                "updates_looked_at": fact["updates"],
+                "lost_backward_line": lost or "unknown",
+                "applied_backward_line": kept or "unknown",
+                "zero_grad_line": zero_line or "unknown",
+            },
+            confidence=0.92,
+            inference="a backward adds to the gradients that are there; what is cleared before step() teaches nothing",
         )
         return
 

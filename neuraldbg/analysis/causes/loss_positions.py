@@ -54,7 +54,7 @@ def _same_everywhere(fact: Fact) -> Judged | None:
     if fact["pattern"] != "constant" or not fact.get("training"):
         return None
     text = f"all {fact['length']} tokens of a row get the same position number"
-    return Severity.CRITICAL, 0.93, text, {"length": float(fact["length"]), "position": float(fact["first"])}
+    return Severity.CRITICAL, 0.93, text, {"length": int(fact["length"]), "position": int(fact["first"])}
 
 
 def _counts_padding(fact: Fact) -> Judged | None:
@@ -67,7 +67,7 @@ def _counts_padding(fact: Fact) -> Judged | None:
     numbers: dict[str, float | str] = {
         "first_position_smallest": float(low),
         "first_position_largest": float(high),
-        "pad_token": float(fact.get("pad_token", 0)),
+        "pad_token": int(fact.get("pad_token", 0)),
         "widths_seen": ", ".join(map(str, sorted(trained | evaluated)[:8])),
     }
     return (Severity.WARNING, 0.93, text, numbers) if differ else (Severity.INFO, 0.5, text, numbers)

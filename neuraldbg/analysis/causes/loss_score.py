@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterator
 from keyword import iskeyword
 
-from neuraldbg.analysis.causes.loop_reading import Fact, anywhere, text_at
+from neuraldbg.analysis.causes.loop_reading import Fact, text_at
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.idioms import identifiers
 from neuraldbg.records import Finding, Severity
 
 _WANTED = re.compile(  # what people call a number that should become large
     r"^(rets?|rews?|advs?|gaes?)$|reward|return|advantage|payoff|utility|^adv_|_adv$|_ret$|_rew$",
 )
 _UNWANTED = re.compile(r"cost|loss|regret|penalt|error|energy|distance|nll", re.IGNORECASE)
-_MADE_SMALL = re.compile(  # a script with such words may call a reward what it wants small
-    r"\btour|\bcosts?\b|_costs?\b|\bcost_|latency|makespan|regret|minimi[sz]", re.IGNORECASE
+_MADE_SMALL = re.compile(  # a script with such variables may call a reward what it wants small
+    r"^tour|^costs?$|_costs?$|^cost_|latency|makespan|regret|minimi[sz]e", re.IGNORECASE
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
 TOGETHER = 0.3  # correlation from which a variable is said to rise with the worth
@@ -31,7 +32,7 @@ def lowers_its_reward(evidence: Evidence) -> Iterator[Finding]:
         name = named or _on_the_line(text_at(evidence, source))
         if name is None or _falls_with_a_reward(constant):
             continue
-        small = anywhere(evidence, _MADE_SMALL)
+        small = any(_MADE_SMALL.search(one) for one in identifiers(evidence))
         yield Finding(
             "loss_sign_flipped",
             Severity.WARNING if named and not small else Severity.INFO,

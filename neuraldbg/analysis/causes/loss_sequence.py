@@ -65,7 +65,7 @@ def padding_not_masked(evidence: Evidence) -> Iterator[Finding]:
             evidence={
                 "pad_share": share,
                 "pad_label": float(label),
-                "pad_token": float(term.get("pad_token")),
+                "pad_token": int(term.get("pad_token")),
                 **(
                     {"loss_on_padding": easy, "loss_on_real_tokens": hard}
                     if easy is not None and hard is not None
@@ -96,7 +96,7 @@ def _pooled(evidence: Evidence) -> Iterator[Finding]:
             source=written(evidence, r"\.mean\((dim ?= ?)?1|\.mean\(-2|torch\.mean\("),
             evidence={
                 "pad_share": fact["pad_share"],
-                "pad_token": float(fact["pad_token"]),
+                "pad_token": int(fact["pad_token"]),
                 "widths_differ": str(differ),
             },
             confidence=0.82 if differ else 0.5,
@@ -132,9 +132,9 @@ def target_leakage(evidence: Evidence) -> Iterator[Finding]:
             step=0,
             source=evidence.source(fact["source_id"]),
             evidence={
-                "column": float(column),
-                "columns": float(columns),
-                "samples": float(fact["rows"]),
+                "column": int(column),
+                "columns": int(columns),
+                "samples": int(fact["rows"]),
                 "target_left_unexplained": float(fact["left_unexplained"]),
                 "explained_by_other_columns": float(fact["explained_by_others"]),
             },
@@ -286,7 +286,7 @@ def attention_mask_inverted(evidence: Evidence) -> Iterator[Finding]:
             evidence={
                 "real_tokens_seen": float(fact["real_seen"]),
                 "padding_seen": float(fact["pad_seen"]),
-                "pad_token": float(fact["pad_token"]),
+                "pad_token": int(fact["pad_token"]),
                 **(
                     {"gradient_on_real_tokens": float(tried["real_gradient"] or 0.0)}
                     if tried and "real_gradient" in tried
@@ -328,7 +328,7 @@ def label_shift_wrong(evidence: Evidence) -> Iterator[Finding]:
             step=term.step,
             source=written(evidence, _SHIFTING, near=evidence.source(term.source_id)) or line_of_loss(evidence, term),
             evidence={
-                "shift": float(shift),
+                "shift": int(shift),
                 "match": float(max(term.all("shift_match"))),
                 "match_of_next_token": float(term.get("shift_of_next") or 0.0),
             },

@@ -165,7 +165,7 @@ def class_imbalance(evidence: Evidence) -> Iterator[Finding]:
             f"{share:.0%} of the labels are class {common:g}, and the model hardly ever predicts anything else",
             step=term.step,
             source=line_of_loss(evidence, term),
-            evidence={"share_of_common_class": share, "labels_counted": float(total), **found},
+            evidence={"share_of_common_class": share, "labels_counted": int(total), **found},
             confidence=0.75,
             inference="always answering the common class is a low loss that is easy to reach",
         )

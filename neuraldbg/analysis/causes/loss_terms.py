@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from neuraldbg.analysis.causes.loop_reading import text_at
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Site, SiteKind
 
@@ -92,10 +93,32 @@ def not_recorded(evidence: Evidence, kind: str) -> bool:
 
 
 def line_of_loss(evidence: Evidence, term: LossTerm) -> str | None:
-    """The line that names the loss function where there is one, else the line that calls backward."""
-    called = evidence.source(term.source_id)
-    names = (_WRITTEN.get(term.kind), _BY_HAND.get(term.kind))
+    """The line that names the loss function where there is one, else the line that calls backward. Where the line that
+    computed it is known: that one, or the one that gave the function the name it is called by there."""
+    called, computed = evidence.source(term.source_id), term.get("line")
+    names = [name for name in (_WRITTEN.get(term.kind), _BY_HAND.get(term.kind)) if name]
+    if computed is not None:
+        text = text_at(evidence, computed).partition("#")[0]
+        there = not names or any(re.search(name, text) for name in names)
+        found = computed if there else _named_there(evidence, names, text)
+        if found is not None:
+            return found
     return next((line for line in (written(evidence, name, near=called) for name in names) if line), called)
+
+
+def _named_there(evidence: Evidence, names: list[str], text: str) -> str | None:
+    """`criterion = nn.MSELoss()` of the line `loss = criterion(model(x), y)`, where there is one such line."""
+    words = set(re.findall(r"\w+", text))
+    matching = [line for fact in evidence.facts("source_file") for name in names for line in _matching(fact, name)]
+    given = [f"{file}:{number}" for file, number in matching]
+    fitting = [line for line in given if words & set(_assigned(text_at(evidence, line)))]
+    return fitting[0] if len(set(fitting)) == 1 else None
+
+
+def _assigned(text: str) -> list[str]:
+    """`criterion` of `self.criterion = nn.MSELoss()`."""
+    before, equals, _ = text.partition("=")
+    return re.findall(r"\w+", before)[-1:] if equals else []
 
 
 def written(evidence: Evidence, pattern: str | None, *, near: str | None = None) -> str | None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
+from neuraldbg.analysis.causes.numerics_divergence import diverging
 from neuraldbg.analysis.detectors.loss_curve import went_on
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.records import Call, Finding, Kind, Severity, SiteKind
+from neuraldbg.records import Call, Finding, Severity, SiteKind
 
 Origin = dict[str, Any]
 CONSEQUENCES = (
@@ -41,8 +42,6 @@ STEEP = LOGS | frozenset({"sqrt", "pow", "norm", "linalg_vector_norm", "div", "r
                           "atan2", "cdist", "std", "var"})  # fmt: skip
 FROM_ORIGIN = ("log_of_zero", "division_by_zero", "undefined_gradient_at_zero", "exp_overflow", "fp16_overflow",
                "fully_masked_attention")  # fmt: skip
-FALLING = 0.7  # of the first losses
-LARGE_UPDATE = 0.5  # of the weight: the taxonomy's own limit
 
 
 def origin_of(evidence: Evidence) -> Origin | None:
@@ -74,37 +73,6 @@ def counted(origin: Origin, key: str) -> int:
     """How many elements of what went in have some property: the largest count among the inputs."""
     values = [*origin.get("inputs", ()), *(v for v in origin.get("saved", {}).values() if isinstance(v, dict))]
     return max((int(one.get(key) or 0) for one in values), default=0)
-
-
-def diverging(evidence: Evidence, origin: Origin) -> bool:
-    """Whether the weights had already run away: then whatever overflows is a consequence of the updates."""
-    before = int(origin["update"])
-    if origin.get("diverging"):
-        return True
-    return _updates_too_large(evidence, before) and not _was_falling(evidence, before)
-
-
-def _was_falling(evidence: Evidence, before: int) -> bool:
-    """Large updates under which the loss comes down are not a run that runs away."""
-    loss = evidence.curve("loss")
-    known = loss.values[(loss.steps < before) & np.isfinite(loss.values)]
-    return len(known) >= 10 and float(np.median(known[-5:])) < FALLING * float(np.median(known[:5]))
-
-
-def _updates_too_large(evidence: Evidence, before: int) -> bool:
-    """An update larger than half the weight in most weight tensors, twice among the last ten that were measured."""
-    weights = [site for site in evidence.of_kind(SiteKind.PARAMETER) if site.shape is not None and len(site.shape) > 1]
-    moved, sizes = evidence.stats(Kind.UPDATE), evidence.stats(Kind.PARAMETER)
-    ids = [site.id for site in weights]
-    size_of = {(int(s), int(k)): float(v) for s, k, v in zip(sizes["site"], sizes["step"], sizes["l2"], strict=True)}
-    ratios: dict[int, list[float]] = {}
-    for site, step, change in zip(moved["site"], moved["step"], moved["l2"], strict=True):
-        after = size_of.get((int(site), int(step)))
-        if site in ids and step < before and after:
-            ratios.setdefault(int(step), []).append(float(change) / after)
-    last = sorted(ratios)[-10:]
-    large = [step for step in last if step > 0 and np.median(ratios[step]) > LARGE_UPDATE]
-    return len(large) >= 2
 
 
 def _numbers(origin: Origin, **more: float | str | None) -> dict[str, float | str]:

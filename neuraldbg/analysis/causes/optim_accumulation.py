@@ -51,7 +51,7 @@ def gradient_accumulation_not_scaled(evidence: Evidence) -> Iterator[Finding]:
     probe = overfit_of(evidence)
     scaled = None if probe is None else probe.cures("scaled")
     source = evidence.source(windows[0]["sources"][0])
-    found: dict[str, float | str] = {"backwards_per_update": float(per_update), "loss_factor": 1.0}
+    found: dict[str, float | str] = {"backwards_per_update": int(per_update), "loss_factor": 1.0}
     if scaled is not None and probe is not None:
         found |= numbers(probe, scaled)
     yield Finding(
@@ -97,10 +97,10 @@ def accumulation_token_imbalance(evidence: Evidence) -> Iterator[Finding]:
         step=int(unequal[0]["step"]),
         source=evidence.source(unequal[0]["sources"][0]) or evidence.line_of(Call.BACKWARD),
         evidence={
-            "windows_looked_at": float(len(windows)),
-            "windows_unequal": float(len(unequal)),
+            "windows_looked_at": len(windows),
+            "windows_unequal": len(unequal),
             "largest_imbalance": float(max(spread)),
-            "backwards_per_update": float(unequal[0]["backwards"]),
+            "backwards_per_update": int(unequal[0]["backwards"]),
         },
         confidence=0.88,
         inference="the mean of means is not the mean: the update does not follow the gradient of the joined batch",

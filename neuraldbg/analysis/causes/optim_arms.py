@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraldbg.analysis.causes.loop_reading import made_at
+from neuraldbg.analysis.causes.loop_reading import made_at, parameters_owned, stepping
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Kind, SiteKind
 
@@ -19,6 +19,8 @@ CLEAR_BESIDE_RUIN = 0.8
 WORSE = 1.05
 LOWER = 0.95  # of another loss: clearly below it
 KEEN_MOMENTUM = 0.97
+FIRST_RATIOS = 3  # updates whose size tells the optimizers of a run apart
+OUTSTANDING = 5.0  # times that of the others
 WEIGHTS = 2  # dimensions from which on a parameter counts as a weight tensor
 
 
@@ -142,7 +144,7 @@ def numbers(probe: Overfit, *arms: Arm) -> dict[str, float | str]:
     found: dict[str, float | str] = {
         "loss_at_start": probe.first,
         "loss_after_run": _shown(probe.final),
-        "probe_updates": float(probe.own.updates),
+        "probe_updates": int(probe.own.updates),
         "probe_loss_own_settings": _shown(probe.own.last),
     }
     for arm in arms:
@@ -154,8 +156,40 @@ def _shown(value: float) -> float | str:
     return float(value) if np.isfinite(value) else "not finite"
 
 
-def optimizer_line(evidence: Evidence) -> str | None:
-    """Where the script makes the optimizer that updates most."""
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """The optimizer whose rate is at fault."""
+
+    site: int
+    name: str
+    lr: float | None
+
+
+def blamed(evidence: Evidence, *, low: bool = False) -> Blamed | None:
+    """Of several optimizers the one whose first updates are far larger (or smaller) beside their weights than those of
+    all others; None where there is only one, or none stands out: the experiment changes all rates together."""
+    owned, ratios = parameters_owned(evidence), update_ratios(evidence)
+    usual: dict[int, float] = {}
+    for site in stepping(evidence):
+        first = [float(np.median(ratios[each][1][:FIRST_RATIOS])) for each in owned.get(site, ()) if each in ratios]
+        if not first:
+            return None
+        usual[site] = float(np.median(first))
+    order = sorted(usual, key=lambda site: usual[site], reverse=not low)
+    if len(order) < 2:
+        return None
+    worst, next_one = usual[order[0]], usual[order[1]]
+    if not (OUTSTANDING * worst < next_one if low else worst > OUTSTANDING * next_one):
+        return None
+    fact = next(fact for fact in evidence.facts("optimizer") if fact["site"] == order[0])
+    rates = [group["lr"] for group in fact.get("groups") or () if group.get("lr") is not None]
+    return Blamed(order[0], str(fact["name"]), float(rates[0]) if rates else None)
+
+
+def optimizer_line(evidence: Evidence, one: Blamed | None = None) -> str | None:
+    """Where the script makes the optimizer that is to blame, or else the one that updates most."""
+    if one is not None and (line := made_at(evidence, one.site)) is not None:
+        return line
     facts = evidence.facts("optimizer")
     found = [made_at(evidence, fact["site"]) for fact in facts]
     return next((line for line in found if line is not None), facts[0].get("source") if facts else None)
@@ -168,6 +202,7 @@ def update_ratios(evidence: Evidence) -> dict[int, tuple[NDArray[np.int64], NDAr
 
 def _ratios(evidence: Evidence) -> dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]:
     moved, values = evidence.stats(Kind.UPDATE), evidence.stats(Kind.PARAMETER)
+    turns = range(1, max(len(stepping(evidence)), 1) + 1)  # of several optimizers each moves its own, in turn
     found = {}
     for site in evidence.of_kind(SiteKind.PARAMETER):
         if site.shape is None or len(site.shape) < WEIGHTS:
@@ -176,7 +211,7 @@ def _ratios(evidence: Evidence) -> dict[int, tuple[NDArray[np.int64], NDArray[np
         size_after = dict(zip(values["step"][own].tolist(), values["l2"][own].tolist(), strict=True))
         steps, ratios = [], []
         for step, update in zip(moved["step"][mine].tolist(), moved["l2"][mine].tolist(), strict=True):
-            before = size_after.get(step - 1)
+            before = next((size for back in turns if (size := size_after.get(step - back)) is not None), None)
             if before is not None and before > 0 and np.isfinite(update):
                 steps.append(step)
                 ratios.append(update / before)

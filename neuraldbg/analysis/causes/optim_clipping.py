@@ -82,8 +82,8 @@ def _misplaced(evidence: Evidence, clips: Columns) -> Iterator[Finding]:
         step=max((first_late or 0) - 1, 0),
         source=evidence.line_of(Call.CLIP),
         evidence={
-            "clip_calls": float(total),
-            "clip_calls_after_step": float(late),
+            "clip_calls": int(total),
+            "clip_calls_after_step": int(late),
             "largest_norm": float(np.nanmax(np.where(np.isfinite(clips["value"]), clips["value"], np.nan))),
             "limit": float(np.nanmedian(clips["aux"])),
         },

@@ -10,11 +10,14 @@ from dataclasses import replace
 import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
+from neuraldbg.analysis.causes.numerics_divergence import thrown_far
 from neuraldbg.analysis.causes.optim_arms import (
     ADAPTIVE,
     KEEN_MOMENTUM,
     Arm,
+    Blamed,
     Overfit,
+    blamed,
     numbers,
     optimizer_line,
     overfit_of,
@@ -27,6 +30,7 @@ from neuraldbg.records import Finding, Severity
 
 HUGE_RATIO = 0.5  # of the weight in one update: the one statistic that may warn by itself
 TINY_RATIO = 1e-4
+FASTER = ("lr_x10", "lr_x100", "lr_x10000", "lr_x1000000")
 BLOWN_UP = 30.0  # times the first loss
 UNSTABLE = (
     "diverging_loss",
@@ -48,6 +52,8 @@ UNSTABLE = (
     "underfitting",
     "vanishing_gradient",
 )
+# what weights that have run away bring about; where they have not, these say so louder than a rate
+OVERFLOWS = ("log_of_zero", "division_by_zero", "undefined_gradient_at_zero", "exp_overflow", "fp16_overflow")
 SLOW = ("no_learning", "loss_plateau", "slow_convergence", "underfitting", "update_ratio_too_low",
         "parameters_not_updating", "constant_output")  # fmt: skip
 
@@ -93,7 +99,7 @@ def _holds_full_rate(probe: Overfit, warm: Arm, slower: Arm) -> bool:
     "learning_rate_too_high",
     group="optim",
     auto="R",
-    explains=(*UNSTABLE, "missing_gradient_clipping", "insufficient_capacity"),
+    explains=(*UNSTABLE, *OVERFLOWS, "missing_gradient_clipping", "insufficient_capacity"),
     excludes=("learning_rate_too_low", "momentum_too_high", "missing_warmup", "weight_decay_too_high"),
 )
 def learning_rate_too_high(evidence: Evidence) -> Iterator[Finding]:
@@ -120,23 +126,65 @@ def learning_rate_too_high(evidence: Evidence) -> Iterator[Finding]:
         )
         yield replace(finding, summary=summary, confidence=0.82)
         return
-    yield from _huge_updates(evidence, probe)
+    thrown = _thrown(evidence)
+    yield from _huge_updates(evidence, probe) if thrown is None else (thrown,)
+
+
+def _thrown(evidence: Evidence) -> Finding | None:
+    """A few updates, weights of several times their size, and a number that is not finite: there are no two more."""
+    origin = next(iter(evidence.facts("origin")), None)
+    if origin is None or not thrown_far(evidence, origin):
+        return None
+    growth, updates = float(origin["growth"]), int(origin["update"])
+    guilty = blamed(evidence)
+    several = "the first update makes" if updates == 1 else f"the first {updates} updates make"
+    return Finding(
+        "learning_rate_too_high",
+        Severity.CRITICAL,
+        f"{several} the weights {growth:.3g} times as large as they were, and the next values are not finite",
+        step=0,
+        source=optimizer_line(evidence, guilty),
+        evidence={
+            "weights_over_first_weights": growth,
+            "updates_before": updates,
+            **_named(guilty),
+            **_setting("lr", guilty.lr if guilty else _rate(evidence)),
+        },
+        confidence=0.86,
+        inference="with the first weights the same operations gave finite numbers: the steps are too long",
+    )
+
+
+def _rate(evidence: Evidence) -> float | None:
+    rates = evidence.curve("lr").values
+    return float(rates[0]) if len(rates) else None
 
 
 def _rate_finding(evidence: Evidence, probe: Overfit, arm: Arm) -> Finding:
     factor = arm.name.removeprefix("lr_x")
-    rate = "" if probe.lr is None else f" of {probe.lr:.3g}"
+    guilty, rate = _whose(evidence, probe)
     severity = Severity.CRITICAL if probe.failed else Severity.WARNING
     return Finding(
         "learning_rate_too_high",
         severity,
         f"the learning rate{rate} is too high: the run's own batches are learned at {factor} times it and not at it",
         step=_first_update(evidence),
-        source=optimizer_line(evidence),
-        evidence={**numbers(probe, arm), **_setting("lr", probe.lr)},
+        source=optimizer_line(evidence, guilty),
+        evidence={**numbers(probe, arm), **_named(guilty), **_setting("lr", guilty.lr if guilty else probe.lr)},
         confidence=0.88 if probe.own.diverged or probe.failed else 0.8,
         inference="the same model, batches and first weights learn with nothing but the rate changed",
     )
+
+
+def _whose(evidence: Evidence, probe: Overfit, *, low: bool = False) -> tuple[Blamed | None, str]:
+    """The optimizer to blame where there are several, and the rate in words."""
+    guilty = blamed(evidence, low=low)
+    lr = probe.lr if guilty is None else guilty.lr
+    return guilty, ("" if lr is None else f" of {lr:.3g}") + (f" in {guilty.name}" if guilty else "")
+
+
+def _named(guilty: Blamed | None) -> dict[str, float | str]:
+    return {} if guilty is None else {"optimizer": guilty.name}
 
 
 def _blown_up_once(evidence: Evidence, probe: Overfit) -> Arm | None:
@@ -172,13 +220,15 @@ def _huge_updates(evidence: Evidence, probe: Overfit | None) -> Iterator[Finding
         return
     fine = probe is not None and not probe.failed and not probe.own.diverged and probe.final < 0.5 * probe.first
     worst = max(float(values.max()) for _, values in ratios.values())
+    guilty = blamed(evidence)
+    numbers_of = {"largest_update_over_weight": worst, "weight_tensors": len(ratios), "steps": len(most)}
     yield Finding(
         "learning_rate_too_high",
         Severity.INFO if fine else Severity.WARNING,
         "single updates move most weight tensors by more than half of what they are",
         step=max(running[0] - 1, 0),
-        source=optimizer_line(evidence),
-        evidence={"largest_update_over_weight": worst, "weight_tensors": float(len(ratios)), "steps": float(len(most))},
+        source=optimizer_line(evidence, guilty),
+        evidence={**numbers_of, **_named(guilty)},
         confidence=0.5 if fine else 0.78,
         inference="after such steps little of what was learned before is left",
     )
@@ -195,7 +245,7 @@ def learning_rate_too_low(evidence: Evidence) -> Iterator[Finding]:
     """The step size is so small that the weights hardly move.
 
     Finds: a run that gains little on its own batches, with updates below a ten-thousandth of the weights, where the
-    same model learns them within a few dozen updates at a rate 10, 100 or 10000 times higher.
+    same model learns them within a few dozen updates at a rate 10, 100, 10000 or a million times higher.
     Why it matters: the run spends its time and ends where it began; it looks like a model that cannot learn.
     Decides by: the size of update over weight, and a short training on recorded batches at higher rates.
     Usual cures: multiply the learning rate by the factor named (1e-3 suits Adam, 1e-2 to 1e-1 SGD, to begin with).
@@ -204,21 +254,26 @@ def learning_rate_too_low(evidence: Evidence) -> Iterator[Finding]:
     if probe is None or ratio is None:
         evidence.cannot("learning_rate_too_low", why_no_overfit(evidence))
         return
-    arms = [arm for name in ("lr_x10", "lr_x100", "lr_x10000") if (arm := probe.arms.get(name)) is not None]
+    arms = [arm for name in FASTER if (arm := probe.arms.get(name)) is not None]
     arms = [arm for arm in arms if not arm.diverged and arm.last < 0.7 * probe.first]
     arms = [arm for arm in arms if max(probe.share(probe.final, arm), probe.share(probe.own.last, arm)) < 0.3]
     if not arms or ratio > TINY_RATIO:
         return
     arm = min(arms, key=lambda each: each.last)
-    factor = arm.name.removeprefix("lr_x")
-    rate = "" if probe.lr is None else f" of {probe.lr:.3g}"
+    factor = f"{int(arm.name.removeprefix('lr_x')):,}"
+    guilty, rate = _whose(evidence, probe, low=True)
     yield Finding(
         "learning_rate_too_low",
         Severity.CRITICAL if probe.final > 0.9 * probe.first else Severity.WARNING,
         f"the learning rate{rate} is too low: {factor} times it learns the same batches in {arm.updates} updates",
         step=_first_update(evidence),
-        source=optimizer_line(evidence),
-        evidence={**numbers(probe, arm), "update_over_weight": ratio, **_setting("lr", probe.lr)},
+        source=optimizer_line(evidence, guilty),
+        evidence={
+            **numbers(probe, arm),
+            "update_over_weight": ratio,
+            **_named(guilty),
+            **_setting("lr", guilty.lr if guilty else probe.lr),
+        },
         confidence=0.86,
         inference="gradients are there and point the right way; the steps along them are too short",
     )

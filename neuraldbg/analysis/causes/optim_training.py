@@ -17,6 +17,7 @@ from neuraldbg.records import Finding, Severity
 STILL_FALLING = 0.15  # of all that was gained, in the last quarter of the run
 STEADY = 0.2  # a quarter of the time brought nearly a quarter of the gain
 FASTER = 0.3  # it falls faster than ever
+SHORT = 100  # updates in which every loss falls steadily: a run to see whether the script works
 MORE = 0.25
 MUCH_MORE = 0.5  # of what the run gained, on batches held out of an experiment no longer than the run
 TINY_BATCH = 2
@@ -29,7 +30,8 @@ def insufficient_training(evidence: Evidence) -> Iterator[Finding]:
     """The run stopped while the loss was still falling.
 
     Finds: a loss that fell in every quarter of the run and in the last one as steadily as before, at a rate that no
-    schedule had brought down; a warning where a continuation of the run gains at least half as much again.
+    schedule had brought down; a warning where a continuation of the run gains at least half as much again. In fewer
+    than 100 updates every loss falls steadily: there it must fall faster than ever.
     Why it matters: more updates at the same settings would have given a better model for nothing but time.
     Decides by: medians of the loss over equal stretches of the run, and a continuation from the final weights with the
     run's settings on some recorded batches, judged by others. The curve alone is information only.
@@ -45,8 +47,9 @@ def insufficient_training(evidence: Evidence) -> Iterator[Finding]:
     if blocks[-1] < 0.05 * blocks[0]:
         return
     epoch, further = updates_per_epoch(evidence), _further(evidence)
-    enough = MORE if late > FASTER * gained else MUCH_MORE
-    early = further is not None and late > STEADY * gained and further["share_gained_further"] > enough
+    faster = late > FASTER * gained
+    early = further is not None and further["share_gained_further"] > (MORE if faster else MUCH_MORE)
+    early = early and (faster or (late > STEADY * gained and evidence.updates >= SHORT))
     yield Finding(
         "insufficient_training",
         Severity.WARNING if early else Severity.INFO,
@@ -76,7 +79,7 @@ def _further(evidence: Evidence) -> dict[str, float] | None:
     if gained <= 0 or more["updates"] > probe.run_updates:
         return None
     return {
-        "further_updates": float(more["updates"]),
+        "further_updates": int(more["updates"]),
         "held_out_loss": float(more["held_first"]),
         "held_out_loss_further": float(more["held_last"]),
         "share_gained_further": float((more["held_first"] - more["held_last"]) / gained),
@@ -110,7 +113,7 @@ def batch_size_too_small(evidence: Evidence) -> Iterator[Finding]:
         f"{probe.fact['rows']} sample(s) per update: the run learned nothing that lasts",
         step=0,
         source=None,
-        evidence={"samples_per_update": float(probe.fact["rows"]), **numbers(probe)},
+        evidence={"samples_per_update": int(probe.fact["rows"]), **numbers(probe)},
         confidence=0.5,
         inference="the settings can fit a few samples; over many, single-sample gradients cancel",
     )

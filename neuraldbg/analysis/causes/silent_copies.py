@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.places import parsed
 from neuraldbg.records import Call, Finding, Kind, Severity
 
 AVERAGED = re.compile(r"(?<![a-z])(ema|swa|avg|averaged?|shadow|polyak|mean_teacher)(?![a-z])", re.IGNORECASE)
@@ -36,6 +38,9 @@ def ema_not_tracking(evidence: Evidence) -> Iterator[Finding]:
     Usual cures: copy the buffers as well after each average (ema.buffers() from model.buffers()), use
     AveragedModel(use_buffers=True), or update_bn() before evaluating.
     """
+    late = evidence.fact("copy_unwatched")
+    if late is not None:
+        evidence.cannot("ema_not_tracking", f"{late['name']}, a copy of the model, was made too late to be followed")
     for fact in _copies(evidence):
         if fact.get("trained") or not fact.get("original_travelled"):
             continue
@@ -75,12 +80,13 @@ def _ema(evidence: Evidence, fact: dict[str, Any], what: str, confidence: float)
 def weight_tying_lost(evidence: Evidence) -> Iterator[Finding]:
     """Two weights meant to be one no longer share storage.
 
-    Finds: an embedding table and another layer's weight with equal values in two places at the first pass, or two names
-    that were one tensor and are two later.
+    Finds: two names that were one tensor and are two later, or an embedding table and another layer's weight with equal
+    values in two places at the first pass although the source ties them somewhere.
     Why it matters: a tied embedding and head learn from both ends; apart they drift, the model has more parameters than
     intended, and a checkpoint of the tied model no longer means the same.
     Decides by: addresses and values of the weights at the first pass and later ones. Random weights are not equal by
-    chance; layers cloned from one template have the same class and are left alone.
+    chance; layers cloned from one template have the same class and are left alone. Equal values that nothing ever tied
+    are information only: both may start from the same pretrained vectors on purpose.
     Usual cures: tie again after whatever replaced the weight (resize, deepcopy, re-initialisation, to_empty):
     model.head.weight = model.embedding.weight.
     """
@@ -90,19 +96,39 @@ def weight_tying_lost(evidence: Evidence) -> Iterator[Finding]:
         if sort == "twins" and (fact["model"], fact["first"], fact["second"]) in tied:
             continue
         apart = "were one tensor and are two now" if sort == "untied" else "hold equal values in two places"
+        meant = sort == "untied" or _tied_in_source(evidence, str(fact["first"]), str(fact["second"]))
         site = _module_site(evidence, fact["model"], str(fact["second"]).rpartition(".")[0])
         yield Finding(
             "weight_tying_lost",
-            Severity.WARNING,
+            Severity.WARNING if meant else Severity.INFO,
             f"{fact['first']} and {fact['second']} {apart}: they are trained apart",
             step=fact.get("step"),
             layer=evidence.name(site) or str(fact["second"]).rpartition(".")[0],
             source=None if site is None else evidence.sites[site].defined,
             evidence={"first": fact["first"], "second": fact["second"], "seen_at_update": fact.get("step") or 0},
-            confidence=0.93 if sort == "untied" else 0.85,
-            inference="Equal random values mean that one was made from the other and the tie was lost on the way.",
+            confidence=0.93 if sort == "untied" else 0.85 if meant else 0.4,
+            inference="Equal random values mean that one was made from the other and the tie was lost on the way."
+            if meant
+            else "Nothing in the source ties them: a common start on purpose, or a tie that was meant and never made.",
         )
         return
+
+
+def _tied_in_source(evidence: Evidence, first: str, second: str) -> bool:
+    """Whether a line makes one of two parameters the other: `self.head.weight = self.embedding.weight`."""
+    wanted = {_tail(first.split(".")), _tail(second.split("."))}
+    trees = [parsed(fact["text"]) for fact in evidence.facts("source_file")]
+    for node in (node for tree in trees if tree is not None for node in ast.walk(tree)):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            given = _tail(ast.unparse(node.value).split("."))
+            if any({_tail(ast.unparse(target).split(".")), given} == wanted for target in node.targets):
+                return True
+    return False
+
+
+def _tail(parts: list[str]) -> tuple[str, ...]:
+    """`head.weight` of model.head.weight and of self.head.weight.data: the layer and its parameter."""
+    return tuple(parts[:-1] if parts[-1] == "data" else parts)[-2:]
 
 
 def _module_site(evidence: Evidence, model: int, path: str) -> int | None:

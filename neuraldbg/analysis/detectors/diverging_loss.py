@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import symptom
-from neuraldbg.analysis.detectors.loss_curve import finite, main_loss, noise_of
+from neuraldbg.analysis.detectors.loss_curve import finite, main_loss, noise_of, says_nothing
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
@@ -21,6 +21,8 @@ def diverging_loss(evidence: Evidence) -> Iterator[Finding]:
     Decides by: medians of the first and the last values; values that are not finite belong to nan_loss and inf_loss.
     Usual cures: see the cause beside it: most often the step size, the sign of the loss, or its scale.
     """
+    if says_nothing(evidence, "diverging_loss"):
+        return
     curve = main_loss(evidence)
     values = finite(curve.values)
     if len(values) < 10:

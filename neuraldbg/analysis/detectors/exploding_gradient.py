@@ -41,7 +41,7 @@ def exploding_gradient(evidence: Evidence) -> Iterator[Finding]:
         evidence={
             "largest_norm": largest,
             "first_norm": usual,
-            "updates_above": float(len(high)),
+            "updates_above": len(high),
         },
         confidence=0.55,
     )

@@ -24,6 +24,15 @@ def one_loss(evidence: Evidence) -> bool:
     return total == 0 or len(main_loss(evidence)) >= 0.95 * total
 
 
+def says_nothing(evidence: Evidence, kind: str) -> bool:
+    """True, and said, where the loss is a log-probability times a worth of either sign: its gradient points to better
+    policies, its value does not tell how good they are."""
+    if not any(fact.get("both_ways") for fact in evidence.facts("score_term")):
+        return False
+    evidence.cannot(kind, "the value of a policy-gradient loss does not tell progress: watch the reward")
+    return True
+
+
 def went_on(evidence: Evidence) -> bool:
     """Whether the loss is a number at the end: a scaler or the user's own check let a bad update go."""
     values = main_loss(evidence).values

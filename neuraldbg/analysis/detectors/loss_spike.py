@@ -46,6 +46,6 @@ def loss_spike(evidence: Evidence) -> Iterator[Finding]:
         Severity.INFO,
         f"the loss jumps to {curve.values[worst]:.3g} at update {curve.steps[worst]}",
         step=int(curve.steps[min(index for _, index in spikes)]),
-        evidence={"spikes": float(len(spikes)), "largest_jump": float(size), "loss_there": float(curve.values[worst])},
+        evidence={"spikes": len(spikes), "largest_jump": float(size), "loss_there": float(curve.values[worst])},
         confidence=0.6,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuraldbg.analysis.catalogue import symptom
-from neuraldbg.analysis.detectors.loss_curve import FEWEST, main_loss, noise_of
+from neuraldbg.analysis.detectors.loss_curve import FEWEST, main_loss, noise_of, says_nothing
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
@@ -21,6 +21,8 @@ def no_learning(evidence: Evidence) -> Iterator[Finding]:
     Decides by: medians of the first tenth and of the last third, and the jumps from value to value.
     Usual cures: see the cause beside it: the step size, a cut graph, a dead or saturated network, wrong labels.
     """
+    if says_nothing(evidence, "no_learning"):
+        return
     curve = main_loss(evidence)
     values = curve.values
     if len(values) < FEWEST or not np.isfinite(values).all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from neuraldbg.analysis.catalogue import symptom
 from neuraldbg.analysis.causes.loop_parameters import last_known_models
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.records import Call, Finding, Kind, Severity
+from neuraldbg.records import Call, Finding, Kind, Severity, SiteKind
 
 FEWEST = 3
 
@@ -32,16 +33,29 @@ def parameters_not_updating(evidence: Evidence) -> Iterator[Finding]:
         return
     sites = [site for site in dict.fromkeys([*still, *left_out]) if site in evidence.sites]
     layers = list(dict.fromkeys(name for site in sites if (name := evidence.layer_of(site)) is not None))
-    what = "no parameter is ever updated" if never else f"{len(sites)} trainable parameters never change"
+    several = "trainable parameter never changes" if len(sites) == 1 else "trainable parameters never change"
+    what = "no parameter is ever updated" if never else f"{len(sites)} {several}"
     yield Finding(
         "parameters_not_updating",
         Severity.INFO,
         what + (f", the first in {layers[0]}" if layers else ""),
         step=0,
         layer=layers[0] if layers else None,
-        evidence={"parameters": len(sites), "updates": evidence.updates, "layers": ", ".join(layers[:8])},
+        evidence={
+            "parameters": len(sites),
+            "share_of_weights": 1.0 if never else _share(evidence, sites),
+            "updates": evidence.updates,
+            "layers": ", ".join(layers[:8]),
+        },
         confidence=0.5,
     )
+
+
+def _share(evidence: Evidence, sites: list[int]) -> float:
+    """Of all weights that may change, counted in elements."""
+    trainable = [site for site in evidence.of_kind(SiteKind.PARAMETER) if site.op != "frozen"]
+    size = {site.id: math.prod(site.shape or (1,)) for site in trainable}
+    return sum(size.get(site, 0) for site in sites) / max(sum(size.values()), 1)
 
 
 def _unmoved(evidence: Evidence) -> list[int]:

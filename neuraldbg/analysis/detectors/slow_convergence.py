@@ -30,6 +30,6 @@ def slow_convergence(evidence: Evidence) -> Iterator[Finding]:
         Severity.INFO,
         f"the loss fell only from {blocks[0]:.3g} to {blocks[-1]:.3g} in {len(curve)} updates",
         step=int(curve.steps[0]),
-        evidence={"loss_first": float(blocks[0]), "loss_last": float(blocks[-1]), "updates": float(len(curve))},
+        evidence={"loss_first": float(blocks[0]), "loss_last": float(blocks[-1]), "updates": len(curve)},
         confidence=0.45,
     )

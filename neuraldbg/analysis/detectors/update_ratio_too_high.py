@@ -38,6 +38,6 @@ def update_ratio_too_high(evidence: Evidence) -> Iterator[Finding]:
         f"updates change {len(found)} weight tensor(s) by up to {found[worst]:.0%} at a time",
         step=START,
         layer=evidence.layer_of(worst),
-        evidence={"median_update_over_weight": found[worst], "weight_tensors": float(len(found))},
+        evidence={"median_update_over_weight": found[worst], "weight_tensors": len(found)},
         confidence=0.55,
     )

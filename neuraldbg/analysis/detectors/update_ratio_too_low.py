@@ -32,6 +32,6 @@ def update_ratio_too_low(evidence: Evidence) -> Iterator[Finding]:
         Severity.INFO,
         f"no update changes a weight tensor by more than {largest:.1g} of itself",
         step=0,
-        evidence={"largest_median_update_over_weight": largest, "weight_tensors": float(len(medians))},
+        evidence={"largest_median_update_over_weight": largest, "weight_tensors": len(medians)},
         confidence=0.55,
     )

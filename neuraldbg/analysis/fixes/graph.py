@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.analysis.fixes import cure
 from neuraldbg.analysis.fixes.editing import Script, called, keyword
-from neuraldbg.analysis.fixes.placing import at, line_of, method_of, offered
+from neuraldbg.analysis.fixes.placing import at, line_of, method_of, offered, products_at, script_at
 from neuraldbg.records import Call, Finding, Fix
 
 NO_GRAD = ("no_grad", "inference_mode")
@@ -76,6 +76,9 @@ def _decorators(script: Script) -> list[ast.expr]:
 
 @cure("missing_detach")
 def missing_detach(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+    if "policy_loss_line" in finding.evidence:
+        yield from _constant_worth(finding, evidence)
+        return
     place = at(finding, evidence)
     statement = None if place is None else place[0].statement(place[1])
     if place is None or statement is None or finding.layer is None:
@@ -90,6 +93,21 @@ def missing_detach(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
                 changed = script.replace(spots[0], f"{script.source(spots[0])}.detach()")
                 yield from offered(f"Take what {module} gives as a constant here", "S", script, changed)
                 return
+
+
+def _constant_worth(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+    """`(log_prob * advantage).mean()` -> `(log_prob * advantage.detach()).mean()`, at the line of the product."""
+    line = str(finding.evidence["policy_loss_line"])
+    fact = next((fact for fact in evidence.facts("score_term") if fact["baseline"] and fact.get("line") == line), None)
+    place = script_at(evidence, line)
+    if fact is None or place is None:
+        return
+    script = place[0]
+    products = products_at(script, place[1], ast.Mult)
+    if len(products) == 1:
+        worth = (products[0].left, products[0].right)[fact.get("slot", 1)]
+        changed = script.replace(worth, f"{script.operand(worth)}.detach()")
+        yield from offered("Take the advantage as a constant in the policy's loss", "S", script, changed)
 
 
 def _modules(finding: Finding) -> list[str]:

@@ -63,7 +63,10 @@ def _loss_name(script: Script, before: ast.stmt) -> str | None:
 
 
 @cure("step_order_wrong")
-def step_order_wrong(_: Finding, evidence: Evidence) -> Iterator[Fix]:
+def step_order_wrong(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+    if "lost_backward_line" in finding.evidence:
+        yield Fix("Clear the gradients once per update, before its first backward", None, "R")
+        return
     zero, back, step = (line_of(evidence, each) for each in (Call.ZERO_GRAD, Call.BACKWARD, Call.STEP))
     if back is None:
         return

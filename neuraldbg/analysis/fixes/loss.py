@@ -18,13 +18,20 @@ from neuraldbg.analysis.fixes.placing import (
     method_of,
     number,
     offered,
+    products_at,
 )
+from neuraldbg.analysis.fixes.thresholds import with_scores
 from neuraldbg.records import Call, Finding, Fix
 
 _ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 
 
 def _without_activation(finding: Finding, evidence: Evidence, module: str, function: str, title: str) -> Iterator[Fix]:
+    for script, changed in _activation_gone(finding, evidence, module, function):
+        yield from offered(title, "R", script, changed)
+
+
+def _activation_gone(finding: Finding, evidence: Evidence, module: str, function: str) -> Iterator[tuple[Script, str]]:
     """Takes a final activation away: a module (an entry of a Sequential, an attribute that is called) where the layer
     of the finding is one, else the call of the function."""
     for script in _near_first(finding, evidence):
@@ -35,7 +42,7 @@ def _without_activation(finding: Finding, evidence: Evidence, module: str, funct
             ways = [_drop_call(script, function)]
         changed = next((way for way in ways if way is not None), None)
         if changed is not None:
-            yield from offered(title, "R", script, changed)
+            yield script, changed
             return
 
 
@@ -103,8 +110,13 @@ def softmax_before_cross_entropy(finding: Finding, evidence: Evidence) -> Iterat
 
 @cure("sigmoid_before_bce_with_logits")
 def sigmoid_before_bce_with_logits(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    title = "Hand the raw scores to the loss: it applies the sigmoid itself"
-    yield from _without_activation(finding, evidence, "Sigmoid", "sigmoid", title)
+    """What the script compares with 0.5 afterwards is a score then, and its middle is 0."""
+    models = {str(fact["name"]).rpartition(".")[2].partition("#")[0] for fact in evidence.facts("model")}
+    for script, changed in _activation_gone(finding, evidence, "Sigmoid", "sigmoid"):
+        mended = with_scores(Script(script.file, changed), models)
+        title = "Hand the raw scores to the loss: it applies the sigmoid itself"
+        title += "" if mended in (None, changed) else "; a score is positive where its probability is above 0.5"
+        yield from offered(title, "R", script, mended)
 
 
 @cure("wrong_activation_last_layer")
@@ -228,6 +240,25 @@ def broadcast_shape_bug(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
             title = f"Give both the same shape: squeeze the {('prediction', 'target')[wider]}"
             yield from offered(title, "R", script, script.replace(wide, f"{script.operand(wide)}.squeeze(-1)"))
             return
+    yield from _squeezed_operand(finding, evidence, wider)
+
+
+_OPERATIONS = {"Mul": ast.Mult, "Sub": ast.Sub, "Add": ast.Add, "Div": ast.Div}
+
+
+def _squeezed_operand(finding: Finding, evidence: Evidence, wider: int | None) -> Iterator[Fix]:
+    """`log_prob * advantage` of (N,) and (N, 1), in the operation that the graph says paired them."""
+    facts = [fact for fact in evidence.facts("loss_input") if fact.get("operation") in _OPERATIONS]
+    place = at(finding, evidence)
+    if wider is None or place is None or not facts:
+        return
+    script = place[0]
+    found = products_at(script, place[1], _OPERATIONS[facts[0]["operation"]])
+    if len(found) == 1:
+        slot = facts[0]["slot"] if wider == 0 else 1 - facts[0]["slot"]
+        wide = (found[0].left, found[0].right)[slot]
+        changed = script.replace(wide, f"{script.operand(wide)}.squeeze(-1)")
+        yield from offered(f"Give both the same shape: squeeze {script.source(wide)}", "R", script, changed)
 
 
 def _wider(finding: Finding) -> int | None:

@@ -16,6 +16,7 @@ from neuraldbg.analysis.fixes.precision import unscaled_before_clip
 from neuraldbg.records import Call, Finding, Fix
 
 CLIP_QUANTILE = 0.9  # of the observed norms: one step in ten is clipped
+USUAL_VALUE = 1.0  # of a limit for single elements
 
 
 def _constructors(evidence: Evidence, finding: Finding) -> Iterator[tuple[Script, ast.Call]]:
@@ -23,9 +24,18 @@ def _constructors(evidence: Evidence, finding: Finding) -> Iterator[tuple[Script
     wanted = finding.evidence.get("optimizer")
     kinds = {fact["class"] for fact in evidence.facts("optimizer") if wanted in (None, fact["name"])}
     kinds = kinds or {fact["class"] for fact in evidence.facts("optimizer")}
-    for script in every_script(evidence):
-        for call in script.calls(*kinds):
-            yield script, call
+    found = [(script, call) for script in every_script(evidence) for call in script.calls(*kinds)]
+    if wanted is not None and len(found) > 1:
+        found = [one for one in found if _assigned_to(*one) == wanted]
+    yield from found
+
+
+def _assigned_to(script: Script, call: ast.Call) -> str | None:
+    """`head_opt` of `head_opt = Adam(...)`, and of `self.head_opt = Adam(...)`."""
+    for node in script.nodes(ast.Assign):
+        if isinstance(node, ast.Assign) and node.value is call:
+            return script.source(node.targets[0]).rpartition(".")[2]
+    return None
 
 
 def _change_number(
@@ -49,9 +59,10 @@ def _change_number(
         return
 
 
-def _lr(evidence: Evidence) -> float | None:
-    if len(stepping(evidence)) > 1:
-        return None  # the experiment changed all rates together: which one is to blame is not known
+def _lr(finding: Finding, evidence: Evidence) -> float | None:
+    if len(stepping(evidence)) > 1:  # the experiment changed all rates together: one may stand out all the same
+        named = finding.evidence.get("lr") if "optimizer" in finding.evidence else None
+        return float(named) if isinstance(named, float | int) else None
     values = evidence.curve("lr").values
     return float(values[0]) if len(values) and np.isfinite(values[0]) else None
 
@@ -69,7 +80,7 @@ def _better_factor(finding: Finding) -> float | None:
 
 @cure("learning_rate_too_high")
 def learning_rate_too_high(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    lr = _lr(evidence)
+    lr = _lr(finding, evidence)
     if lr:
         new = lr * (_better_factor(finding) or 0.1)
         yield from _change_number(finding, evidence, "lr", new, f"Lower the learning rate to {write(new)}", 1)
@@ -77,7 +88,7 @@ def learning_rate_too_high(finding: Finding, evidence: Evidence) -> Iterator[Fix
 
 @cure("learning_rate_too_low")
 def learning_rate_too_low(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    lr = _lr(evidence)
+    lr = _lr(finding, evidence)
     if lr:
         new = lr * (_better_factor(finding) or 100)
         yield from _change_number(finding, evidence, "lr", new, f"Raise the learning rate to {write(new)}", 1)
@@ -147,7 +158,21 @@ def gradient_clip_misuse(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
             title = f"Raise max_norm to {write(usual)}, the usual gradient norm before the clip"
             yield from offered(title, "R", script, script.replace(literal, write(usual)))
     if usual is None:
+        yield from _value_limit(finding, script, line)
         yield from unscaled_before_clip(evidence)
+
+
+def _value_limit(finding: Finding, script: Script, line: int) -> Iterator[Fix]:
+    """Of single elements. What they were before the clip is not recorded; that they do without one is."""
+    limit = finding.evidence.get("limit")
+    if "probe_loss_unclipped" not in finding.evidence or not isinstance(limit, float | int) or limit >= USUAL_VALUE:
+        return
+    for call in script.calls("clip_grad_value_", within=(line, line)):
+        given = keyword(call, "clip_value") or (call.args[1] if len(call.args) > 1 else None)
+        literal = assigned_number(script, given)
+        if literal is not None:
+            title = f"Raise clip_value to {write(USUAL_VALUE)}: without any limit the same batches are learned"
+            yield from offered(title, "R", script, script.replace(literal, write(USUAL_VALUE)))
 
 
 def _usual_norm(finding: Finding) -> float | None:

@@ -70,7 +70,7 @@ def assigned_number(script: Script, node: ast.expr | None) -> ast.expr | None:
         for each in script.nodes(ast.Assign)
         if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
     ]
-    values += _defaults(script, node.id)
+    values += _defaults(script, node.id) or _given(script, node)
     return values[0] if len(values) == 1 and number(values[0]) is not None else None
 
 
@@ -85,6 +85,23 @@ def _defaults(script: Script, name: str) -> list[ast.expr]:
             pairs = zip([*last, *each.args.kwonlyargs], [*each.args.defaults, *each.args.kw_defaults], strict=True)
             found += [value for given, value in pairs if given.arg == name and value is not None]
     return found
+
+
+def products_at(script: Script, line: int, *operators: type[ast.operator]) -> list[ast.BinOp]:
+    """Operations of some sort on a line, between two things that are no plain numbers."""
+    found = [node for node in script.nodes(ast.BinOp) if isinstance(node, ast.BinOp) and node.lineno == line]
+    found = [node for node in found if isinstance(node.op, operators)]
+    return [node for node in found if number(node.left) is None and number(node.right) is None]
+
+
+def _given(script: Script, name: ast.Name) -> list[ast.expr]:
+    """What the calls of a function give, by name, to the parameter that a name is."""
+    around = script.function_around(name)
+    if around is None or all(each.arg != name.id for each in (*around.args.args, *around.args.kwonlyargs)):
+        return []
+    calls = script.calls(around.name)
+    given = [word.value for call in calls for word in call.keywords if word.arg == name.id]
+    return given if len(given) == len(calls) else []
 
 
 def method_of(node: ast.Call) -> str | None:

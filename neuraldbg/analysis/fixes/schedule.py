@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.analysis.fixes import cure
-from neuraldbg.analysis.fixes.editing import Script
-from neuraldbg.analysis.fixes.placing import every_script, line_of, offered, reaches, script_at
+from neuraldbg.analysis.fixes.editing import Script, called
+from neuraldbg.analysis.fixes.placing import at, every_script, line_of, offered, reaches, script_at
 from neuraldbg.records import Call, Finding, Fix
 
 
@@ -18,6 +18,32 @@ def scheduler_misuse(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
         yield from _never_stepped(evidence)
     elif "share_of_updates_at_no_rate" in finding.evidence:
         yield from _stepped_too_often(evidence)
+    elif _counts_updates(finding):
+        yield from _stepped_too_rarely(finding, evidence)
+
+
+def _counts_updates(finding: Finding) -> bool:
+    """A plan about as long as the run has updates, and a schedule that came nowhere near its end."""
+    planned = finding.evidence.get("planned_steps") or finding.evidence.get("steps_to_full_rate")
+    steps, updates = (finding.evidence.get(each) for each in ("scheduler_steps", "updates"))
+    known = all(isinstance(each, int | float) for each in (planned, steps, updates))
+    return known and float(steps or 0) < 0.5 * float(planned or 0) <= 0.55 * float(updates or 0)
+
+
+def _stepped_too_rarely(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
+    """`schedule.step()` behind the loop of batches: to behind the update in it."""
+    rare, update = at(finding, evidence), line_of(evidence, Call.STEP)
+    if rare is None or update is None or rare[0].file != update[0].file:
+        return
+    script, moving, target = rare[0], rare[0].statement(rare[1]), update[0].statement(update[1])
+    if target is None or not isinstance(moving, ast.Expr) or called(moving.value) != "step":
+        return
+    inner, outer = script.loop_around(target), script.loop_around(moving)
+    if inner is None or outer is None or script.loop_around(inner) is not outer:
+        return
+    if script.function_around(moving) is script.function_around(target):
+        changed = script.move(moving, target, after=True)
+        yield from offered("Step the schedule after each update, as it was planned", "S", script, changed)
 
 
 def _never_stepped(evidence: Evidence) -> Iterator[Fix]:

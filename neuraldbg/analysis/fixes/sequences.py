@@ -20,7 +20,7 @@ def padding_not_masked(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     label = finding.evidence.get("pad_label")
     for script in every_script(evidence):
         calls = script.calls(*CROSS_ENTROPY)
-        if isinstance(label, float) and len(calls) == 1 and keyword(calls[0], "ignore_index") is None:
+        if isinstance(label, float | int) and len(calls) == 1 and keyword(calls[0], "ignore_index") is None:
             name = _constant_called(script, "pad", label) or str(int(label))
             changed = with_argument(script, calls[0], f"ignore_index={name}")
             yield from offered(f"Leave the padding out of the loss: ignore_index={name}", "S", script, changed)
@@ -102,7 +102,7 @@ def position_ids_wrong(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     """`torch.arange(ids.size(1))`, however it is spread over the rows -> the number of real tokens before."""
     pad, place = finding.evidence.get("pad_token"), at(finding, evidence)
     statement = None if place is None else place[0].statement(place[1])
-    if place is None or not isinstance(statement, ast.Assign) or not isinstance(pad, float):
+    if place is None or not isinstance(statement, ast.Assign) or not isinstance(pad, float | int):
         return
     script = place[0]
     ids = _counted(statement.value)

@@ -58,6 +58,13 @@ class Local(threading.local):
         self.own_before = 0
         self.trains = False  # has begun a pass of its own
 
+    def shift(self, held_ns: int) -> None:
+        """What is under way in this thread was held for so long, and is not timed for it."""
+        self.stack[:] = [(module, start + held_ns, own, mark) for module, start, own, mark in self.stack]
+        self.step_start += held_ns
+        if self.own_pass is not None and hasattr(self.own_pass, "start_ns"):
+            self.own_pass.start_ns += held_ns
+
 
 @dataclass(eq=False)
 class Core:
@@ -83,6 +90,7 @@ class Core:
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
+        self.device.set_aside = self.budget.set_aside
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
             self._measured
         )

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from neuraldbg.capture.guard import attempt_or_why
+from neuraldbg.capture.kernels.device import DevicePass, readable
 from neuraldbg.capture.torch.stats import Measured, from_device_row, measure, measure_on_device
 
+log = logging.getLogger("neuraldbg")
 ROWS = 1024  # rows of a device buffer; a full one is copied at once
+SLOW_LAUNCH_NS = 20_000_000  # a launch that takes longer has compiled its kernel, which happens once
 _WIDTH = 9
 
 Deliver = Callable[[Any], None]
+Wanted = tuple[Tensor, Callable[[Measured], None]]
+
+
+@dataclass
+class _Slot:
+    """Rows on the device and their copy on the host: used again once they have been read."""
+
+    rows: Tensor
+    host: Tensor
 
 
 @dataclass
 class _Buffer:
-    rows: Tensor
+    slot: _Slot
+    side: Any  # the stream of the copies
+    fused: DevicePass | None  # None = torch operations
+    failed: bool = False  # and from now on too
     used: int = 0
     waiting: list[tuple[bool, Deliver]] = field(default_factory=list)  # (is a scalar, consumer)
+    free: list[_Slot] = field(default_factory=list)
 
 
 @dataclass
 class _Flight:
-    host: Tensor
+    buffer: _Buffer
+    slot: _Slot
     done: Any
     waiting: list[tuple[bool, Deliver]]
 
@@ -40,6 +60,7 @@ class DeviceQueue:
         self._buffers: dict[torch.device, _Buffer] = {}
         self._flights: deque[_Flight] = deque()
         self._timings: deque[tuple[Any, Any, Callable[[int], None]]] = deque()
+        self.set_aside: Callable[[int], None] | None = None  # is told what compiling took
 
     def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> bool:
         """False where it can never be delivered."""
@@ -52,7 +73,7 @@ class DeviceQueue:
         buffer = self._room(value.device)
         if buffer is None:
             return False
-        buffer.rows[buffer.used, 0].copy_(value.reshape(()))
+        buffer.slot.rows[buffer.used, 0].copy_(value.reshape(()))
         buffer.used += 1
         buffer.waiting.append((True, deliver))
         return True
@@ -64,9 +85,52 @@ class DeviceQueue:
                 deliver(measured)
             return
         buffer = self._room(tensor.device)
-        if buffer is not None and measure_on_device(tensor, buffer.rows[buffer.used]):
+        if buffer is None:
+            return
+        fused = buffer.fused
+        launched = False
+        if fused is not None and not buffer.failed and readable(tensor) and self._fits(buffer, fused, (tensor,)):
+            launched = self._launched(buffer, lambda: fused.measure(tensor, buffer.used))
+        if launched or measure_on_device(tensor, buffer.slot.rows[buffer.used]):
             buffer.used += 1
             buffer.waiting.append((False, deliver))
+
+    def stats_of_all(self, wanted: Sequence[Wanted], less: Sequence[Tensor] = ()) -> bool:
+        """Several tensors of one device in one launch, or each less its counterpart in `less`. False = not done: they
+        are measured one by one then."""
+        tensors = [tensor for tensor, _ in wanted]
+        if not tensors or not all(tensor.is_cuda and readable(tensor) for tensor in (*tensors, *less)):
+            return False
+        if len({tensor.device for tensor in (*tensors, *less)}) > 1 or not all(map(_alike, tensors, less or tensors)):
+            return False
+        buffer = self._room(tensors[0].device, len(tensors))
+        fused = None if buffer is None else buffer.fused
+        if buffer is None or fused is None or buffer.failed or not self._fits(buffer, fused, tensors):
+            return False
+        rows = range(buffer.used, buffer.used + len(tensors))
+        if not self._launched(buffer, lambda: fused.measure_all(tensors, rows, less=less)):
+            return False
+        buffer.used += len(tensors)
+        buffer.waiting += [(False, deliver) for _, deliver in wanted]
+        return True
+
+    def _fits(self, buffer: _Buffer, fused: DevicePass, tensors: Sequence[Tensor]) -> bool:
+        if not fused.room_for(tensors) and buffer.used:
+            self._copy(buffer)
+        return fused.room_for(tensors)
+
+    def _launched(self, buffer: _Buffer, launch: Callable[[], None]) -> bool:
+        """Where Triton fails (no compiler for the host, an old device), torch operations do its work from then on."""
+        start = time.perf_counter_ns()
+        with torch.cuda.device(buffer.slot.rows.device):
+            why = attempt_or_why(launch)[1]
+        took = time.perf_counter_ns() - start
+        if took > SLOW_LAUNCH_NS and self.set_aside is not None:
+            self.set_aside(took)
+        if why is not None:
+            buffer.failed = True
+            log.warning("the Triton kernel cannot be used, torch operations are: %s", why)
+        return why is None
 
     def mark(self) -> Any:
         """A moment on the device's own clock; None without CUDA. Host time would be the time of launching, not of
@@ -110,26 +174,65 @@ class DeviceQueue:
     def _tell(start: Any, end: Any, deliver: Callable[[int], None]) -> None:
         deliver(int(start.elapsed_time(end) * 1e6))
 
-    def _room(self, device: torch.device) -> _Buffer | None:
+    def _room(self, device: torch.device, rows: int = 1) -> _Buffer | None:
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return None  # nothing may be allocated or copied while a CUDA graph is being captured
         buffer = self._buffers.get(device)
         if buffer is None:
-            rows = torch.empty((ROWS, _WIDTH), dtype=torch.float64, device=device)
-            buffer = self._buffers[device] = _Buffer(rows)
-        elif buffer.used == ROWS:
+            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            buffer = self._buffers[device] = _Buffer(_new_slot(device), side, _fused_for(device))
+        if buffer.used + rows > ROWS and buffer.used:
             self._copy(buffer)
-        return buffer
+        return buffer if rows <= ROWS else None
 
     def _copy(self, buffer: _Buffer) -> None:
-        with torch.cuda.device(buffer.rows.device):
-            host = torch.empty((buffer.used, _WIDTH), dtype=torch.float64, pin_memory=True)
-            host.copy_(buffer.rows[: buffer.used], non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        self._flights.append(_Flight(host, done, buffer.waiting))
+        """On a stream of its own, after what the training stream has written; that one never waits for it, since the
+        rows are used again only once they have been read."""
+        slot, device = buffer.slot, buffer.slot.rows.device
+        fused = buffer.fused
+        if fused is not None and not self._launched(buffer, lambda: fused.finish_into(slot.rows)):
+            buffer.waiting = [
+                (is_scalar, deliver if is_scalar else _to_nobody) for is_scalar, deliver in buffer.waiting
+            ]
+            buffer.fused = None
+        with torch.cuda.device(device):
+            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            written.record()
+            with torch.cuda.stream(buffer.side):
+                buffer.side.wait_event(written)
+                slot.host[: buffer.used].copy_(slot.rows[: buffer.used], non_blocking=True)
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record()
+        self._flights.append(_Flight(buffer, slot, done, buffer.waiting))
         buffer.used, buffer.waiting = 0, []
+        buffer.slot = buffer.free.pop() if buffer.free else _new_slot(device)
 
     def _land(self, flight: _Flight) -> None:
-        for row, (is_scalar, deliver) in zip(flight.host.tolist(), flight.waiting, strict=True):
+        rows = flight.slot.host[: len(flight.waiting)].tolist()
+        flight.buffer.free.append(flight.slot)
+        for row, (is_scalar, deliver) in zip(rows, flight.waiting, strict=True):
             deliver(row[0] if is_scalar else from_device_row(row))
+
+
+def _to_nobody(_: Any) -> None:
+    """Rows that were never made."""
+
+
+def _new_slot(device: torch.device) -> _Slot:
+    rows = torch.empty((ROWS, _WIDTH), dtype=torch.float64, device=device)
+    return _Slot(rows, torch.empty((ROWS, _WIDTH), dtype=torch.float64, pin_memory=True))
+
+
+def _fused_for(device: torch.device) -> DevicePass | None:
+    """None without Triton, and on ROCm, where nobody has tried it."""
+    if torch.version.hip is not None:
+        return None
+    made, why = attempt_or_why(lambda: DevicePass(device))
+    if why is not None:
+        log.info("no Triton kernel: %s", why)
+    fused: DevicePass | None = made
+    return fused
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()

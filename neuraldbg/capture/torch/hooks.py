@@ -136,24 +136,22 @@ class PassWatch:
         kwargs = frame.f_locals.get("kwargs") or {}
         root = layer.model.ref()
         training = bool(getattr(root, "training", False))
-        digest = self._inputs(one, args, kwargs)
-        core.recorder.call(
-            Call.PASS,
-            one.model.site,
-            value=float(grad),
-            aux=float(training),
-            source=source,
-            pass_id=one.id,
-            digest=digest,
-        )
+        one.entered = tuple(tensors((args, kwargs)))
+        digest = self._inputs(one)
+        self._write_pass(one, grad, training, digest)
         if core.recording and grad and root is not None:
             self._keep(one, module, root, (args, kwargs))
         for notice in core.moments.pass_begun:
             notice(one, root, args, kwargs)
+        one.entered = ()
         one.start_ns = now_ns()
         core.own_ns += one.start_ns - start
         one.own_before = core.own_ns
         return one
+
+    def _write_pass(self, one: Pass, grad: bool, training: bool, digest: int) -> None:
+        call, site, ids = self.core.recorder.call, one.model.site, {"pass_id": one.id, "digest": digest}
+        call(Call.PASS, site, value=float(grad), aux=float(training), source=one.source, **ids)
 
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
@@ -181,12 +179,10 @@ class PassWatch:
         one.entry_module = weakref.ref(module)
         self.current.append(one)
 
-    def _inputs(self, one: Pass, args: Any, kwargs: Any) -> int:
+    def _inputs(self, one: Pass) -> int:
         """Statistics of the inputs on a sampled step, and the identity of the batch on every one."""
         digest = 0
-        for slot, tensor in enumerate(tensors((args, kwargs))):
-            if slot >= 16:
-                break
+        for slot, tensor in enumerate(one.entered[:16]):
             part = identity_of(tensor)
             digest = (digest * 1099511628211 + part) & ((1 << 64) - 1) if part else digest
             if one.sampled:
@@ -202,6 +198,8 @@ class PassWatch:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
         else:
             differentiable = [t for t in tensors(rest[-1]) if t.requires_grad] if finished else []
+            if one.compiled:
+                self.layers.mark_packed(differentiable)
             for slot, tensor in enumerate(differentiable):
                 self._mark_when_trained(one, tensor, slot)
             self._keep_open(one)

@@ -46,7 +46,7 @@ class LayerWatch:
         if not layer.located:
             self._locate(layer, module, outputs, next(tensors(values[0]), None))
         if one.grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            self._mark_packed(outputs)
+            self.mark_packed(outputs)
         if layer.watched:
             for slot, tensor in enumerate(outputs[:8]):
                 if core.wants(Kind.ACTIVATION):
@@ -59,8 +59,9 @@ class LayerWatch:
             notice(module, layer, one, values)
         core.own_ns += now_ns() - begin
 
-    def _mark_packed(self, outputs: list[Tensor]) -> None:
-        """Inside activation checkpointing and its like: to read what such a node saved runs the forward again."""
+    def mark_packed(self, outputs: list[Tensor]) -> None:
+        """Inside activation checkpointing and its like, and of a compiled model, whose layers nobody sees: to read what
+        such a node saved may run the forward again."""
         self.core.packed = True
         for tensor in outputs:
             node: Any = tensor.grad_fn

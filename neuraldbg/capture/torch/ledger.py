@@ -29,7 +29,8 @@ class Ledger:
         self.schedulers_made = 0
         self._unwritten: list[tuple[weakref.ref[Optimizer], dict[str, Any]]] = []  # schedulers with their settings
         self.clipped: tuple[int, str, float] | None = None  # step, function and limit of the last clipping
-        looked = self._looked = core.guard.shield("schedulers")(self.look_at_schedulers)
+        self._looked = core.guard.shield("schedulers")(self.look_at_schedulers)
+        looked = core.guard.inside("schedulers")(self.look_at_schedulers)
         updates.passes.before_pass.append(looked)
         updates.backward.before_backward.append(looked)
         updates.before_update.append(looked)
@@ -141,6 +142,8 @@ class Ledger:
         wrong order name the caller's line, and a wrapper would be that caller."""
         if self._unwritten:
             self._write_schedulers()
+        if not len(self._schedulers):
+            return
         taken: dict[int, tuple[Optimizer, int]] = {}
         for scheduler, seen in self._schedulers.items():
             count, optimizer = _steps_of(scheduler), getattr(scheduler, "optimizer", None)

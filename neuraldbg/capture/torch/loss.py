@@ -134,6 +134,8 @@ def _walk(root: Any, result: LossAnatomy) -> Iterator[tuple[Any, tuple[str, ...]
                 result.in_model = True  # the model hands out its own loss
             elif node is not root:
                 continue
+        if "neuraldbg_packed" in node.metadata:
+            continue
         yield node, path
         if bare(node) in LOSS_NODES:
             _note_passes_below(node, result)

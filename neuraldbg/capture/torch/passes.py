@@ -183,6 +183,13 @@ class Pass:
     entry_module: Any = None
     light: LightRecord | None = None
     arrived: dict[int, Tensor] | None = None  # gradients of its outputs, until the update
+    entered: tuple[Tensor, ...] = ()  # tensors among its arguments, only while `pass_begun` is told
+
+    @property
+    def compiled(self) -> bool:
+        """As a whole: nobody sees its layers."""
+        root = self.model.ref()
+        return self.model.wrapper == "OptimizedModule" or getattr(root, "_compiled_call_impl", None) is not None
 
     @property
     def phase(self) -> Phase:

@@ -1,5 +1,5 @@
-"""Statistics of one tensor behind one interface: plain torch operations here, faster kernels behind the same names
-later.
+"""Statistics of one tensor behind one interface: the C kernel for what lies in host memory, plain torch operations
+where there is none and for what it cannot read.
 
 A `Measured` tuple is what the columns count..digest of the stats table hold. Never raises for odd tensors: what has no
 values to speak of (meta, quantised, empty) gives None.
@@ -8,6 +8,7 @@ values to speak of (meta, quantised, empty) gives None.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -17,11 +18,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-# count, mean, std, min, max, l2, zero_count, nan_count, inf_count, digest
-Measured = tuple[int, float, float, float, float, float, int, int, int, int]
+from neuraldbg.capture.kernels import host, twin
+from neuraldbg.capture.kernels.elements import Row
+
+Measured = Row  # its last number is the digest, 0 where none was taken
 NAN: Final = math.nan
 BATCH_ELEMENTS: Final = 256  # elements of a batch that go into its identity hash one by one
-SUMMED_BYTES: Final = 4 * 2**20  # of a batch whose bits go into it as a sum
+SUMMED_BYTES: Final = 4 * 2**20  # of a batch that are hashed whole
 DEVICE_PIECE: Final = 2**23  # elements measured at a time on a device: bounds the memory that takes
 SQUARES_UNDERFLOW: Final = 1e-15  # float32 values below it have squares that lose digits or vanish
 _MASK: Final = (1 << 64) - 1
@@ -45,8 +48,8 @@ def _is_wrapper(tensor: Any) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor)) or isinstance(tensor, FakeTensor)
 
 
-def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
-    """A real, dense, detached floating view or copy of the values that statistics are taken of."""
+def dense(tensor: Tensor) -> Tensor:
+    """A real, dense, detached view or copy of the values that statistics are taken of."""
     values = tensor.detach()
     if values.layout == torch.sparse_coo:
         values = values._values()
@@ -54,7 +57,12 @@ def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
         values = values.values()
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
-    values = values.resolve_neg()
+    return values.resolve_neg()
+
+
+def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
+    """The same as floats of 32 or 64 bits; without `widen` half precision stays as it is."""
+    values = dense(tensor)
     if values.dtype in (torch.float32, torch.float64) or (not widen and values.is_floating_point()):
         return values
     if values.is_floating_point():
@@ -62,28 +70,44 @@ def plain(tensor: Tensor, *, widen: bool = True) -> Tensor:
     return values.double()
 
 
-@torch.no_grad()
 def measure(tensor: Tensor, *, digest: int = 0) -> Measured | None:
     """Statistics over the finite values of a host tensor; the counts are of all its values."""
+    row = host.measured(tensor)
+    if row is None:
+        row = _measured_otherwise(tensor)
+    return (*row[:9], digest) if digest and row is not None else row
+
+
+@torch.no_grad()
+def _measured_otherwise(tensor: Tensor) -> Measured | None:
+    """Values that are not in one piece, or of a type of their own, are copied for the kernel."""
     if not measurable(tensor):
         return None
-    values = plain(tensor)
+    row = None
+    if host.fused is not None:
+        row = host.measured(dense(tensor).as_subclass(Tensor).contiguous())
+    return row or composed(plain(tensor))
+
+
+@torch.no_grad()
+def composed(values: Tensor) -> Measured:
+    """The same by torch operations, each with a pass of its own."""
     count = values.numel()
     if count == 0:
-        return (0, NAN, NAN, NAN, NAN, NAN, 0, 0, 0, digest)
+        return (0, NAN, NAN, NAN, NAN, NAN, 0, 0, 0, 0)
     l2 = float(torch.linalg.vector_norm(values))
     low, high = torch.aminmax(values)
     if not math.isfinite(l2):
-        return _careful(values, digest)
+        return _careful(values)
     if values.dtype == torch.float32 and max(abs(float(low)), abs(float(high))) < SQUARES_UNDERFLOW:
         values = values.double()
         l2 = float(torch.linalg.vector_norm(values))
     mean, std = _mean_std(values, count)
     zeros = count - int(torch.count_nonzero(values))
-    return (count, mean, std, float(low), float(high), l2, zeros, 0, 0, digest)
+    return (count, mean, std, float(low), float(high), l2, zeros, 0, 0, 0)
 
 
-def _careful(values: Tensor, digest: int) -> Measured:
+def _careful(values: Tensor) -> Measured:
     """NaN, Inf or an overflow of the sum of squares: count them, and take the rest in float64."""
     count = values.numel()
     nans = int(torch.isnan(values).sum())
@@ -91,11 +115,11 @@ def _careful(values: Tensor, digest: int) -> Measured:
     zeros = count - int(torch.count_nonzero(values))
     finite = values[torch.isfinite(values)].double()
     if finite.numel() == 0:
-        return (count, NAN, NAN, NAN, NAN, NAN, zeros, nans, infs, digest)
+        return (count, NAN, NAN, NAN, NAN, NAN, zeros, nans, infs, 0)
     mean, std = _mean_std(finite, finite.numel())
     low, high = torch.aminmax(finite)
     l2 = float(torch.linalg.vector_norm(finite))
-    return (count, mean, std, float(low), float(high), l2, zeros, nans, infs, digest)
+    return (count, mean, std, float(low), float(high), l2, zeros, nans, infs, 0)
 
 
 def _mean_std(values: Tensor, count: int) -> tuple[float, float]:
@@ -154,21 +178,21 @@ def from_device_row(row: Any) -> Measured:
 
 
 def identity_of(tensor: Tensor) -> int:
-    """A 64-bit hash by which a batch is recognised when it comes again: shape, type, scattered elements, and the sum
-    of all bits (of up to 4 MB), so that one changed pixel in an equal frame changes it."""
-    bits = _bits(tensor if tensor.layout != torch.strided or tensor.is_contiguous() else _thinned(tensor))
+    """A 64-bit hash by which a batch is recognised when it comes again: shape, type and all bits of the first 4 MB; of
+    what is larger also scattered elements, of what is not in one piece only those."""
+    strided = tensor.layout == torch.strided
+    part = tensor if not strided or tensor.is_contiguous() else _thinned(tensor)
+    if part.numel() * part.element_size() <= SUMMED_BYTES:
+        return _salted(_hashed(part), tensor)
+    bits = _bits(part)
     if bits is None:
         return 0
     stride = max(bits.size // BATCH_ELEMENTS, 1)
     while stride > 1 and math.gcd(stride, bits.size) != 1:
         stride += 1  # coprime: a sample of every row, not the same column of each
-    raw = bits.view(np.uint8)[:SUMMED_BYTES]
-    whole = raw.size // 8 * 8
-    key = blake2b(bits[::stride].tobytes(), digest_size=8)
-    key.update(int(raw[:whole].view(np.uint64).sum(dtype=np.uint64)).to_bytes(8, "little"))
-    key.update(raw[whole:].tobytes())
-    key.update(repr((tensor.shape, tensor.dtype)).encode())
-    return int.from_bytes(key.digest(), "little") or 1
+    head = _hashed(torch.from_numpy(bits[: SUMMED_BYTES // bits.itemsize])) or 0
+    key = blake2b(bits[::stride].tobytes(), digest_size=8, key=head.to_bytes(8, "little"))
+    return _salted(int.from_bytes(key.digest(), "little"), tensor)
 
 
 def _thinned(tensor: Tensor) -> Tensor:
@@ -182,24 +206,23 @@ def _thinned(tensor: Tensor) -> Tensor:
 
 def digest_of(tensor: Tensor) -> int:
     """Position-sensitive 64-bit hash of all of a host tensor's bits, shape and type; 0 when it has none that can be
-    read here.
+    read here. A single changed element always changes it, several or moved ones practically always."""
+    return _salted(_hashed(tensor), tensor)
 
-    `sum(mixed(bits[i]) * odd(i))` modulo 2^64, `mixed` one-to-one: a single changed element always changes it, several
-    or moved ones practically always.
-    """
+
+def _hashed(tensor: Tensor) -> int | None:
+    hashed = host.hashed(tensor)
+    if hashed is not None:
+        return hashed
     bits = _bits(tensor)
     if bits is None:
-        return 0
-    with np.errstate(over="ignore"):
-        odd = (np.arange(bits.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
-        wide = bits.astype(np.uint64)
-        wide ^= wide >> np.uint64(
-            32
-        )  # the sign of a float64 is its highest bit: times an odd number it stays there, and two cancel
-        wide *= np.uint64(0xD6E8FEB86659FD93)
-        wide ^= wide >> np.uint64(29)
-        total = int((wide * odd).sum(dtype=np.uint64))
-    return ((total ^ _salt(tensor)) & _MASK) or 1
+        return None
+    hashed = host.hashed(torch.from_numpy(bits))
+    return twin.hash_of(bits.view(np.uint8)) if hashed is None else hashed
+
+
+def _salted(hashed: int | None, tensor: Tensor) -> int:
+    return 0 if hashed is None else (hashed ^ _salt(tensor.shape, tensor.dtype)) or 1
 
 
 @torch.no_grad()
@@ -216,9 +239,10 @@ def _bits(tensor: Tensor) -> np.ndarray[Any, Any] | None:
     return values.resolve_neg().contiguous().view(view).numpy().reshape(-1)
 
 
-def _salt(tensor: Tensor) -> int:
+@lru_cache(maxsize=1024)
+def _salt(shape: torch.Size, dtype: torch.dtype) -> int:
     """A number for shape and type that is the same in every process (Python's hash of strings is not)."""
     salt = 1469598103934665603
-    for size in (*tensor.shape, len(str(tensor.dtype)), *str(tensor.dtype).encode()):
+    for size in (*shape, len(str(dtype)), *str(dtype).encode()):
         salt = ((salt ^ size) * 1099511628211) & _MASK
     return salt

@@ -27,6 +27,7 @@ from neuraldbg.trace.names import Names
 ACTIVATION = ("mean_activation", "std_activation", "min_activation", "max_activation", "norm_activation")
 GRADIENT = ("grad_mean", "grad_std", "grad_min", "grad_max", "grad_norm")
 MB = 1e6
+COMPILED = "layers of a compiled model cannot be stopped at; TORCHDYNAMO_DISABLE=1 before the command runs them eagerly"
 PASSES_TO_WAIT = 32  # before the first update; another model may come that has the layers somebody named
 
 
@@ -60,7 +61,7 @@ class Stops:
         self._names: tuple[int, Names] | None = None
         self._settled = 0  # sites that the breakpoints were last looked up among
         self._patience = PASSES_TO_WAIT  # for a model that has not run yet
-        self._told_sync = False
+        self._told_sync = self._told_compiled = False
         self._told_lost: set[int] = set()
         guard = core.guard
         self._forward = guard.shield("a breakpoint")(self._prepare)
@@ -85,7 +86,7 @@ class Stops:
 
     def resolve(self, pattern: str) -> dict[int, str]:
         names = self.names()
-        found = [site for site in names.match(pattern) if site.kind in (SiteKind.MODULE, SiteKind.MODEL)]
+        found = [site for site in names.match(pattern, regex=False) if site.kind in (SiteKind.MODULE, SiteKind.MODEL)]
         return {site.id: names.canonical(site) for each in found for site in names.twins(each)}
 
     def _look_up(self) -> None:
@@ -96,9 +97,12 @@ class Stops:
             self.gate.breakpoints.resolve = self.resolve
             self.gate.breakpoints.settle()
 
-    def _pass_ended(self, *_: Any) -> None:
+    def _pass_ended(self, one: Pass, *_: Any) -> None:
         """Names that mean no layer of any model that has run are told with the nearest, each once."""
         self._look_up()
+        if self.gate.at_layers and not self._told_compiled and one.compiled:
+            self._told_compiled = True
+            self.gate.say(COMPILED)
         self._patience = max(self._patience - 1, 0)
         if self._patience == 0:
             self._tell_lost()
@@ -249,6 +253,8 @@ class Stops:
             held = now_ns() - begin
             self.core.own_ns += held
             self.core.held_ns += held
+            if self.core.trainers > 1:
+                self.core.local.shift(held)
             self.core.budget.held(held)
             if stop.frame is not None:
                 let_go(stop.frame)

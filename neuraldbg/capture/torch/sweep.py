@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from neuraldbg.capture.kernels.host import measured_each, moved_each
 from neuraldbg.capture.torch.core import Core, now_ns
-from neuraldbg.capture.torch.stats import measurable, plain
+from neuraldbg.capture.torch.stats import Measured, measurable, plain
 from neuraldbg.records import Kind, Phase
 
 COPY_BYTES = 2**30  # of parameters that may be copied to measure an update; above it only the first ones are
@@ -47,9 +48,9 @@ class Sweep:
     def before(self, parameters: Iterable[Tensor]) -> _Kept:
         kept: _Kept = []
         room = COPY_BYTES
-        for site, parameter in self.sites(parameters):
-            if parameter.grad is not None:
-                self._stats(parameter.grad, site, Kind.GRADIENT)
+        found = self.sites(parameters)
+        self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
+        for site, parameter in found:
             room -= parameter.numel() * parameter.element_size()
             copied = parameter.detach().clone() if room >= 0 and parameter.layout == torch.strided else None
             kept.append((site, parameter, copied))
@@ -57,9 +58,26 @@ class Sweep:
 
     @torch.no_grad()
     def after(self, kept: _Kept) -> None:
-        for site, parameter, before in kept:
-            self._stats(parameter, site, Kind.PARAMETER)
-            if before is not None and before.shape == parameter.shape and before.device == parameter.device:
+        kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
+        pairs = [(parameter, parameter if before is None else before) for _, parameter, before in kept]
+        left: _Kept = []
+        for one, rows in zip(kept, moved_each(pairs), strict=True):
+            if rows is None:
+                left.append(one)
+                continue
+            self._write(one[0], Kind.PARAMETER, rows[0])
+            if one[2] is not None:
+                self._write(one[0], Kind.UPDATE, rows[1])
+        if left:
+            self._after_elsewhere(left)
+
+    def _after_elsewhere(self, kept: _Kept) -> None:
+        """Parameters on a device, or of a kind that the host's kernel cannot read."""
+        self._stats_of_all([(site, parameter) for site, parameter, _ in kept], Kind.PARAMETER)
+        moved = [(site, p, b) for site, p, b in kept if b is not None and b.shape == p.shape and b.device == p.device]
+        wanted = [(parameter, self._writer(site, Kind.UPDATE)) for site, parameter, _ in moved]
+        if not self.core.device.stats_of_all(wanted, [before for _, _, before in moved]):
+            for site, parameter, before in moved:
                 self._stats(plain(parameter) - plain(before), site, Kind.UPDATE)
 
     def note_missing(self, key: int, parameters: Iterable[Tensor]) -> None:
@@ -104,13 +122,27 @@ class Sweep:
             if site is not None:
                 self.norms[site] = (norm, parameter.numel(), parameter.dim())
 
+    def _stats_of_all(self, found: list[tuple[int, Tensor]], kind: Kind) -> None:
+        left = []
+        found = [(site, tensor) for site, tensor in found if site not in self.core.tree.unwanted]
+        for (site, tensor), row in zip(found, measured_each([tensor for _, tensor in found]), strict=True):
+            if row is not None:
+                self._write(site, kind, row)
+            else:
+                left.append((site, tensor))
+        if left and not self.core.device.stats_of_all([(tensor, self._writer(site, kind)) for site, tensor in left]):
+            for site, tensor in left:
+                self._stats(tensor, site, kind)
+
     def _stats(self, tensor: Tensor, site: int, kind: Kind) -> None:
-        recorder = self.core.recorder
-        step = recorder.step
-        where = (kind, Phase.UPDATE, 0, -1)
-        if site in self.core.tree.unwanted:
-            return
-        self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
+        self.core.measure(tensor, site, self._writer(site, kind))
+
+    def _writer(self, site: int, kind: Kind) -> Callable[[Measured], None]:
+        step = self.core.recorder.step
+        return lambda measured: self._write(site, kind, measured, step)
+
+    def _write(self, site: int, kind: Kind, measured: Measured, step: int | None = None) -> None:
+        self.core.recorder.stats(site, (kind, Phase.UPDATE, 0, -1), measured, step=step)
 
 
 def _dense_or_listed(gradient: Tensor) -> bool:

@@ -45,6 +45,7 @@ class DebugCommand(click.Command):
 @click.option("--dashboard/--no-dashboard", "dashboard", default=None, help="Serve the page, or not.")
 @click.option("--host", metavar="ADDR", help="Address of the dashboard.")
 @click.option("--port", metavar="N", help="Port of the dashboard.")
+@click.option("--theme", metavar="NAME", help="Colours of the dashboard: dark, light, auto.")
 @click.option("--out", metavar="DIR", help="Directory of the run.  [default: neuraldbg_runs/<time>-<script>]")
 @click.option("--budget", metavar="SHARE", help="Time the debugger may add: 1%, full (every step), off.  [default: 1%]")
 @click.option("--layers", metavar="PATTERN", multiple=True, help="Watch these layers only (name, glob; repeatable).")
@@ -66,10 +67,17 @@ class DebugCommand(click.Command):
     "--break-on", metavar="KIND", multiple=True, help="Stop when this is found (vanishing_gradient, nan_loss, ...)."
 )
 @click.option("--step", is_flag=True, help="Stop at the first layer, to go on step by step.")
-@click.option("--arm-nan", metavar="STEP", type=int, help="Check every operation from this update on: names the line.")
+@click.option(
+    "--arm-nan",
+    metavar="STEP",
+    type=click.IntRange(min=0),
+    help="Check every operation from this update on: names the line.",
+)
 @click.option("--max-disk", metavar="SIZE", help="Most disk a run may take.  [default: 2GB]")
 @click.option("--export", metavar="FILE", help="Write the session as JSON when the run is over.")
-@click.option("--json", "as_json", is_flag=True, help="Print the session as JSON on stdout instead of the report.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="The session as JSON instead of the report: the last line of stdout."
+)
 @click.option("--fail-on", metavar="LEVEL", help="Exit with 6 from this verdict on (warning, critical); 7: no verdict.")
 @click.option("--compare", nargs=2, metavar="A B", help="Compare two runs or session files; trains nothing.")
 @click.argument("target", required=False, type=click.Path())
@@ -97,6 +105,7 @@ def _config(options: dict[str, Any]) -> Config:
 
     flags = {name: options[name] for name in ("headless", "host", "port", "out", "budget", "max_disk", "fail_on")}
     flags["dashboard.enabled"] = options["dashboard"]
+    flags["dashboard.theme"] = options["theme"]
     flags["alert_on_nan"] = options["alert_on_nan"]
     for name in ("vanishing", "exploding", "activation"):
         flags[f"thresholds.{name}"] = options[f"{name}_threshold"]
@@ -135,7 +144,7 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             alert_on_nan=config.alert_on_nan,
             host=config.host,
             port=None if config.headless or not config.dashboard.enabled else config.port,
-            page=(config.dashboard.refresh_rate, config.history.inspector, config.dashboard.max_history),
+            page=_page(config),
             arm_nan=options["arm_nan"],
             breakpoints=options["breakpoints"],
             break_on=_kinds(options["break_on"]),
@@ -161,6 +170,11 @@ def _prompt() -> Any:
     from neuraldbg.surfaces.terminal.prompt import TerminalPrompt, can_prompt
 
     return TerminalPrompt() if can_prompt() else None
+
+
+def _page(config: Config) -> tuple[float, int, int, str, str]:
+    page = config.dashboard
+    return page.refresh_rate, config.history.inspector, page.max_history, page.theme, ",".join(page.charts)
 
 
 def _settings(config: Config, options: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,15 @@ def run_checks() -> Iterator[Check]:
         "cores", "ok" if cores else "warning", str(cores or "unknown"), "one more process reads what a run writes"
     )
     yield _disk()
-    yield Check("statistics", "ok", "plain torch ops", "how tensors are measured in this version")
+    yield _statistics()
+
+
+def _statistics() -> Check:
+    try:
+        from neuraldbg.capture.kernels import _fused
+    except ImportError:
+        return Check("statistics", "missing", "torch ops", "no C kernel: install again with a C compiler to be faster")
+    return Check("statistics", "ok", f"C kernel, {_fused.INSTRUCTION_SETS[-1]}", "how host tensors are measured")
 
 
 def _python() -> Check:

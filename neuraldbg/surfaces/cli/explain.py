@@ -34,7 +34,8 @@ def command(id: str | None, as_json: bool) -> int:
     from neuraldbg.surfaces.reports.detector_pages import page_text
     from neuraldbg.surfaces.terminal.console import make_console
 
-    make_console(sys.stdout).print(page_text(entry), markup=False, highlight=False)
+    console = make_console(sys.stdout)
+    console.print(page_text(entry, console.width), markup=False, highlight=False)
     return 0
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--host", metavar="ADDR", help="Address to serve on; off loopback a token is needed.")
 @click.option("--port", metavar="N", help="Port; if taken, the next free one.  [default: 8050]")
-def command(runs: tuple[str, ...], host: str | None, port: str | None) -> int:
+@click.option("--theme", metavar="NAME", help="Colours of the page: dark, light, auto.")
+def command(runs: tuple[str, ...], host: str | None, port: str | None, theme: str | None) -> int:
     """Serve each RUN (a directory, a zip, or a name in ./neuraldbg_runs) until Ctrl-C.
 
     Without a RUN: the newest one of this folder that is still going, else the newest.
@@ -23,7 +24,7 @@ def command(runs: tuple[str, ...], host: str | None, port: str | None) -> int:
     from neuraldbg.config import load_config
     from neuraldbg.surfaces.cli.runs import find_run, newest_live_run
 
-    config = load_config({"host": host, "port": port})
+    config = load_config({"host": host, "port": port, "dashboard.theme": theme})
     for note in config.notes:
         click.echo(f"neuraldbg: {note}", err=True)
     paths = [find_run(name) for name in runs] or [newest_live_run() or find_run(None)]
@@ -38,7 +39,8 @@ def serve(paths: list[Path], config: Config) -> int:
 
     door = Doorway(config.host, config.port)
     try:
-        settings = Settings(config.dashboard.refresh_rate, config.history.inspector, config.dashboard.max_history)
+        page = config.dashboard
+        settings = Settings(page.refresh_rate, config.history.inspector, page.max_history, page.theme, page.charts)
         service = Service(door, paths, settings)
         service.open()
         door.tell(paths[0])  # of several, the one that is meant where a request names none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 from neuraldbg.analysis.catalogue import SECTIONS, Entry, catalogue
@@ -25,16 +26,24 @@ AUTO = {
 }
 
 
-def page_text(entry: Entry) -> str:
-    """For a terminal."""
-    parts = [f"{entry.id}: {entry.title}"]
-    parts += [f"{heading}\n  {entry.sections[heading]}" for heading in SECTIONS if heading in entry.sections]
+def page_text(entry: Entry, width: int = 80) -> str:
+    """For a terminal of some width."""
+    parts = [_wrapped(f"{entry.id}: {entry.title}", width)]
+    for heading in SECTIONS:
+        if heading in entry.sections:
+            parts.append(f"{heading}\n{_wrapped(entry.sections[heading], width, indent=2)}")
     if entry.auto:
-        parts.append(f"The fix {AUTO[entry.auto]}.")
+        parts.append(_wrapped(f"The fix {AUTO[entry.auto]}.", width))
     led = leads_to(entry)
     if led:
-        parts.append(f"Leads to: {', '.join(led)}")
+        parts.append(f"Leads to\n{_wrapped(', '.join(led), width, indent=2)}")
     return "\n\n".join(parts)
+
+
+def _wrapped(text: str, width: int, *, indent: int = 0) -> str:
+    space = " " * indent
+    lines = textwrap.wrap(text, width - indent - 1, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(space + line for line in lines)
 
 
 def leads_to(entry: Entry) -> list[str]:

@@ -62,8 +62,9 @@ def _why(console: Console, one: Mapping[str, Any]) -> None:
         labelled(console, label, one["inference"])
     for link in one["chain"][:MOST_LINKS]:
         labelled(console, "", f"-> {_with_place(link)}", style="dim")
-    if len(one["chain"]) > MOST_LINKS:
-        labelled(console, "", f"-> {len(one['chain']) - MOST_LINKS} more consequences", style="dim")
+    rest = len(one["chain"]) - MOST_LINKS
+    if rest > 0:
+        labelled(console, "", f"-> {rest} more consequence{'s' if rest > 1 else ''}", style="dim")
 
 
 def evidence_text(evidence: Mapping[str, Any]) -> str:

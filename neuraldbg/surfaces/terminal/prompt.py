@@ -68,6 +68,8 @@ class TerminalPrompt:
             act(self, gate, stop, rest)
         except NeuralDbgError as error:
             self._print(str(error))
+        except Exception as error:  # noqa: BLE001  an answer that fails must not cost the breakpoints
+            self._print(f"{word} failed: {type(error).__name__}: {error}")
 
     # -- commands ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from neuraldbg.config.schema import CHARTS
 from neuraldbg.control.verbs import LONGEST_GROUP, LONGEST_NAME
 from neuraldbg.errors import UsageError
 from neuraldbg.surfaces.web.runs import ServedRun, ServedRuns
@@ -22,6 +23,8 @@ class Settings:
     interval_s: float = 1.0  # websocket_interval
     history: int = 100  # history.inspector
     points: int = 1000  # dashboard.max_history
+    theme: str = "dark"  # dashboard.theme
+    charts: tuple[str, ...] = CHARTS  # dashboard.charts
 
 
 def served(request: Request) -> ServedRuns:
@@ -108,6 +111,11 @@ class StepBy(Body):
 
 class ConditionText(Body):
     condition: str = Field(examples=["layer_data['grad_norm'] < 0.001"])
+
+
+class Rehearsal(Body):
+    condition: str = Field("", examples=["layer_data['grad_norm'] < 0.001"])
+    layer_name: str | None = Field(None, description="where it is tried; without it only the words are looked at")
 
 
 class ReplayOrder(BaseModel):

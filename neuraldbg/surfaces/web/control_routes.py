@@ -27,7 +27,7 @@ Number = Annotated[int, Path(ge=0, le=FURTHEST, alias="id", description="the id 
 
 
 def by_layer(breakpoints: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The seeds' answer: what stands at every layer. Several breakpoints of one layer are counted together."""
+    """The original's answer: what stands at every layer. Several breakpoints of one layer are counted together."""
     found: dict[str, dict[str, Any]] = {}
     for one in breakpoints:
         entry = found.get(one["layer_name"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from neuraldbg.trace.tables import PHASE_CODE
 Span = tuple[int | None, int | None]
 NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
+MANY, STRAY = 1e12, 0.02  # of a range this wide, so few of the smallest values do not take the colours from the others
 LOOK_BACK = 1000  # steps
 KINDS: Final = ("activation", "gradient", "parameter", "update", "input", "target")
 _OF_THE_HOST: Final = ("cpu", "memory")
@@ -100,6 +102,8 @@ def picture(found: Heatmap) -> Picture:
     log = bool(low >= 0 and positive.size and high > LOG_FROM * float(positive.min()))
     if log:
         low = float(positive.min())
+        if high > MANY * low:
+            low = float(np.quantile(positive, STRAY))
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.log(np.maximum(values, low) / low) / np.log(high / low)
     else:
@@ -114,20 +118,23 @@ def picture(found: Heatmap) -> Picture:
 
 # -- the newest numbers of all layers, for the stream ------------------------------------------------------------------
 
-FRAME_METRICS: Final = ("grad_norm", "mean_activation", "dead_ratio", "execution_time")
+FRAME_METRICS: Final = ("grad_norm", "mean_activation", "dead_ratio", "execution_time", "nan_count")
 
 
 def frame_layers(trace: Trace) -> list[Site]:
     return [site for site in trace.sites if site.kind is SiteKind.MODULE]
 
 
-def frame(trace: Trace, sites: list[Site], step: int) -> dict[str, NDArray[np.float32]]:
+def frame(
+    trace: Trace, sites: list[Site], step: int, names: Sequence[str] = FRAME_METRICS
+) -> dict[str, NDArray[np.float32]]:
     """A number for every layer and metric; nan where this step has none."""
     place = {site.id: at for at, site in enumerate(sites)}
-    found = {name: np.full(len(sites), np.nan, np.float32) for name in FRAME_METRICS}
-    for name in FRAME_METRICS:
+    found = {name: np.full(len(sites), np.nan, np.float32) for name in names}
+    at_step = {kind: trace.at(step, kind) for kind in {METRICS[name].kind for name in names}}
+    for name in names:
         metric = METRICS[name]
-        rows = trace.at(step, metric.kind)
+        rows = at_step[metric.kind]
         keep = rows.phase == PHASE_CODE[Phase.FORWARD] if metric.kind is Kind.SPAN else np.ones(len(rows), bool)
         if metric.field == "zero_ratio":
             values = rows.zero_count / np.maximum(rows["count"], 1)
@@ -137,6 +144,32 @@ def frame(trace: Trace, sites: list[Site], step: int) -> dict[str, NDArray[np.fl
             if site in place:
                 found[name][place[site]] = value
     return found
+
+
+def frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
+    """Every metric of every layer at the last measured step up to `step`; None where that has no number."""
+    sites = frame_layers(trace)
+    measured = settled_step(trace) if step is None else _last_before(trace, "stats", step)
+    timed = trace.last_step_in("spans") if step is None else _last_before(trace, "spans", step)
+    names = [name for name in METRICS if METRICS[name].kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.SPAN)]
+    found = {} if measured is None else frame(trace, sites, measured, names)
+    return {
+        "step": measured,
+        "timed_step": timed,
+        "layers": [trace.canonical(site) for site in sites],
+        "flops": [site.flops for site in sites],
+        "metrics": {name: _or_none(column.astype(np.float64)) for name, column in found.items()},
+        "scalars": {} if measured is None else latest_scalars(trace, measured if step is None else step),
+    }
+
+
+def _last_before(trace: Trace, table: str, step: int) -> int | None:
+    """The last step up to `step` that a table has rows of: looked for nearby first."""
+    for since in (step, max(0, step - LOOK_BACK), 0):
+        steps = trace.table(table, ["step"], between=(since, step))["step"]
+        if len(steps):
+            return int(steps.max())
+    return None
 
 
 def latest_scalars(trace: Trace, step: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neuraldbg.control.server_file import ServerFile
 from neuraldbg.errors import NeuralDbgError, UsageError
@@ -100,7 +100,7 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
 class LazyService:
     """Serves one run from a thread, once somebody knocks."""
 
-    def __init__(self, door: Doorway, run_dir: Path, settings: dict[str, float], say: Callable[[str], None]) -> None:
+    def __init__(self, door: Doorway, run_dir: Path, settings: dict[str, Any], say: Callable[[str], None]) -> None:
         self._door, self._run_dir, self._settings, self._say = door, run_dir, settings, say
         self._wake_read, self._wake = socket.socketpair()
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class LazyService:
         from neuraldbg.surfaces.web.asking import Settings as Chosen
         from neuraldbg.surfaces.web.serving import Service as Made
 
-        return Made(self._door, [self._run_dir], Chosen(**self._settings))  # type: ignore[arg-type]
+        return Made(self._door, [self._run_dir], Chosen(**self._settings))
 
     def close(self) -> None:
         with self._lock:

@@ -75,7 +75,6 @@ class Watch:
         with suppress(*NOT_READABLE):  # half-written files: looked at again in a moment
             found += self._state()
             found += self._frame()
-            found += self._new_findings()
         for message in found:
             if message["type"] in ("layers", "frame", "state"):
                 self.last[message["type"]] = message
@@ -113,6 +112,12 @@ class Watch:
         self._layers = names
         metrics = list(data.FRAME_METRICS)
         return [{"type": "layers", "run": self.run.name, "layers": names, "metrics": metrics, "form": "float32"}, frame]
+
+    def look_for_findings(self) -> list[Message]:
+        """Apart from the rest: of a long run that nobody has analysed it takes a minute."""
+        with suppress(*NOT_READABLE):
+            return self._new_findings()
+        return []
 
     def _new_findings(self) -> list[Message]:
         now = {str(one.get("id")): one for one in self.run.findings()}
@@ -180,10 +185,13 @@ class Stream:
     async def _produce(self) -> None:
         while True:
             self._woken.clear()
-            for message in await asyncio.to_thread(self._watch.look):
-                self._put(message)
+            due = self._loop.time() + self._interval_s
+            for part in (self._watch.look, self._watch.look_for_findings):
+                for message in await asyncio.to_thread(part):
+                    self._put(message)
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._interval_s)
+                # what looking took is part of the interval, but the trainer's machine is never looked at all the time
+                await asyncio.wait_for(self._woken.wait(), max(due - self._loop.time(), self._interval_s / 4))
 
 
 class Streams:

@@ -44,15 +44,15 @@ def inspect_layer(trace: Trace, name: str, *, step: int | None, history: int) ->
 
 
 def _executions(trace: Trace, site: Site, step: int | None, history: int) -> list[dict[str, Any]]:
-    last = trace.last_step if step is None else step
-    for since in (max(0, (last or 0) - LOOK_BACK), None):
-        found = _seen(trace, site, (since, last))
-        if len(found) >= history or since == 0:
+    last = (trace.last_step if step is None else step) or 0
+    for back in (2 * history, LOOK_BACK, last):  # where every step is measured, the first look is enough
+        found = executions_between(trace, site, (max(0, last - back), last))
+        if len(found) >= history or back >= last:
             break
     return found[-history:]
 
 
-def _seen(trace: Trace, site: Site, between: tuple[int | None, int | None]) -> list[dict[str, Any]]:
+def executions_between(trace: Trace, site: Site, between: tuple[int | None, int | None]) -> list[dict[str, Any]]:
     """One entry a step, of everything that was measured in it; the last execution of a step counts."""
     by_step: dict[int, dict[str, Any]] = {}
 
@@ -134,7 +134,7 @@ def _profile(executions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def newest_entries(trace: Trace) -> list[dict[str, Any]]:
-    """What the newest whole step says of every layer, as the seeds' trace entries."""
+    """What the newest whole step says of every layer, as the original's trace entries."""
     step = data.settled_step(trace)
     if step is None:
         return []

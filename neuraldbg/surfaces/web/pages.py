@@ -1,14 +1,15 @@
-"""The pages that need no build: where the API is, and what it offers with a curl line for each route."""
+"""The page as it was built, and the pages that need no build: what the API offers, with a curl line for each route."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
 
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="3" fill="#1f4e79"/>'
@@ -28,6 +29,8 @@ SCRIPT = """for (const button of document.querySelectorAll("button")) {
 }
 """
 SAMPLES = {"layer": "Conv2D_1", "id": "1", "metric": "grad_norm", "a": "RUN_A", "b": "RUN_B"}
+BUILT = Path(__file__).parent / "static"  # by `npm run build` in web/, at installation
+NOT_BUILT = "not_built.txt"  # in it: why the build at installation failed
 router = APIRouter(include_in_schema=False)
 
 
@@ -37,13 +40,33 @@ def _page(title: str, body: str) -> HTMLResponse:
 
 
 @router.get("/")
-def home() -> HTMLResponse:
+def home() -> Response:
+    if (BUILT / "index.html").is_file():
+        return FileResponse(BUILT / "index.html", headers={"cache-control": "no-cache"})
     return _page(
         "NeuralDbg",
-        "<h1>NeuralDbg</h1><p>This server answers over its API: "
+        f"<h1>NeuralDbg</h1><p>The page was not built: {escape(_why_not_built())}. In a clone, "
+        "<code>cd web &amp;&amp; npm install &amp;&amp; npm run build</code> builds it.</p>"
+        "<p>Everything else is here. This server answers over its API: "
         '<a href="/docs">the routes, with a curl line each</a>, <a href="/openapi.json">OpenAPI</a>, '
         '<a href="/api/run">this run</a>.</p>',
     )
+
+
+def _why_not_built() -> str:
+    try:
+        return (BUILT / NOT_BUILT).read_text(encoding="utf-8").strip().rstrip(".")
+    except OSError:
+        return "this installation was made without it"
+
+
+@router.get("/assets/{name}")
+def asset(name: str) -> Response:
+    """The names carry a hash of the content: a browser may keep them for good."""
+    known = {each.name: each for each in (BUILT / "assets").glob("*")}
+    if name not in known:
+        raise HTTPException(404, f"no asset {name!r}: the page was built anew, load it again")
+    return FileResponse(known[name], headers={"cache-control": "public, max-age=31536000, immutable"})
 
 
 @router.get("/favicon.svg")

@@ -15,6 +15,7 @@ from typing import Any
 from neuraldbg.control.channel import ChannelClient
 from neuraldbg.errors import ChannelError, ChannelSilent, UnknownRun, UsageError
 from neuraldbg.surfaces.liveness import is_alive
+from neuraldbg.surfaces.web import judgement
 from neuraldbg.trace import Trace, open_trace
 
 FRESH_S = 0.1
@@ -98,7 +99,7 @@ class ServedRun:
         self._lock = threading.Lock()
         self._looked_s = 0.0
         self._line: TrainerLine | None = None
-        self._findings: list[dict[str, Any]] | None = None
+        self._judge = judgement.Judge()
 
     @contextmanager
     def reading(self) -> Iterator[Trace]:
@@ -148,15 +149,24 @@ class ServedRun:
     def findings(self) -> list[dict[str, Any]]:
         """What the analysing process has written; of a run that ended without one, found now and kept."""
         with self.reading() as trace:
-            if (trace.path / "findings.jsonl").exists():
-                return trace.findings()
-            if not trace.run.ended and is_alive(trace.run):
-                return []
-            if self._findings is None:
-                from neuraldbg.analysis.summary import summarise
+            run_dir, over = trace.path, _is_over(trace)
+            if (run_dir / "findings.jsonl").exists():
+                return judgement.causes_first(trace.findings())
+        return self._judge.recorded(run_dir).findings if over else []
 
-                self._findings = [dict(one) for one in summarise(trace, alive=False).findings]
-            return self._findings
+    def verdict(self) -> dict[str, Any]:
+        """By what was found; where that is nothing, of a run that is over by looking at all of it."""
+        found = judgement.of_findings(self.findings())
+        if found is not None:
+            return found
+        with self.reading() as trace:
+            run_dir, over = trace.path, _is_over(trace)
+        return self._judge.recorded(run_dir).verdict if over else judgement.SO_FAR
+
+    def anomalies(self) -> dict[str, Any]:
+        with self.reading() as trace:
+            run_dir, last, ended = trace.path, trace.last_step, trace.run.ended
+        return self._judge.unusual(run_dir, last, alive=not ended)
 
     def close(self) -> None:
         if self._line is not None:
@@ -165,6 +175,10 @@ class ServedRun:
             if self._trace is not None:
                 self._trace.close()
                 self._trace = None
+
+
+def _is_over(trace: Trace) -> bool:
+    return trace.run.ended or not is_alive(trace.run)
 
 
 class ServedRuns:

@@ -17,6 +17,7 @@ WATCHERS: tuple[str, ...] = (
     "identity_births:Births",
     "identity:Ownership",
     "graphs_flow:GradientFlow",
+    "graphs_lost:LostGradients",
     "graphs_cut:GraphCuts",
     "graphs_reach:GraphReach",
     "graphs_kept:KeptGraphs",

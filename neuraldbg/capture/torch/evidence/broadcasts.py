@@ -18,7 +18,7 @@ _UP = 6
 
 def broadcast_of(walk: Walk) -> tuple[dict[str, Any], Tensor | None] | None:
     """The first operation outside of models that makes N x N of N predictions and a tensor without gradient: what a
-    loss term records of it, and the numbers that came out where the graph keeps them."""
+    loss term records of it (and its node), and the numbers that came out where the graph keeps them."""
     for visit in walk.visits:
         found = _paired(visit, walk) if visit.name in _PAIRING and not visit.inside else None
         if found is not None:
@@ -43,6 +43,7 @@ def _paired(visit: Visit, walk: Walk) -> tuple[dict[str, Any], Tensor | None] | 
         return None  # one axis more or less is an oversight; (1, N) was written on purpose
     facts: dict[str, Any] = {"kind": "elementwise", "prediction_shape": list(shape), "result_shape": list(result)}
     facts["target_before"] = None if target is None else list(target)
+    facts |= {"operation": visit.name, "slot": slot, "node": visit.node}
     return facts, None if target is not None else _numbers(visit, result)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from neuraldbg.capture.torch.tree import Model
 from neuraldbg.capture.torch.updates import Known
 
 FIRST_LOOK = 10  # updates after which copies are searched for
+AGAIN = 3  # and again each time that so many times as many have been made: some averages begin after a warm-up
 MOST_BYTES = 32 * 2**20  # of a model that is compared
 MOST_COPIES = 8
 
@@ -38,6 +40,7 @@ class Copies:
     def __init__(self, capture: Any) -> None:
         self.core = capture.core
         self._updates = 0
+        self._next_look = FIRST_LOOK
         self._trained: dict[int, Model] = {}
         self._copies: list[Copy] = []
         self.core.take_part("update_done", "copies of models", self._updated)
@@ -45,37 +48,45 @@ class Copies:
 
     def _updated(self, *_: Known) -> None:
         self._updates += 1
-        if self._updates == FIRST_LOOK:
-            self._search()
+        if self._updates == self._next_look:
+            self._next_look *= AGAIN
+            for other, root, model in self._search():
+                if len(self._copies) < MOST_COPIES:
+                    self._copies.append(self._met(other, root, model))
         elif self._copies and self._updates in (100, 1_000, 10_000):
             self._write_all()
 
-    def _search(self) -> None:
-        """Once: a walk over all objects of the process, some milliseconds."""
-        for root, model in list(self.core.tree.models.items()):
-            if _small(root) and any(parameter.grad is not None for parameter in root.parameters()):
-                self._trained[id(root)] = model
-        if not self._trained:
+    def _search(self) -> Iterator[tuple[nn.Module, nn.Module, Model]]:
+        """Copies not known yet. A walk over all objects of the process: some milliseconds."""
+        roots = [(root, model) for root, model in list(self.core.tree.models.items()) if _small(root)]
+        if self._updates == FIRST_LOOK:
+            trained = [(r, m) for r, m in roots if any(parameter.grad is not None for parameter in r.parameters())]
+            self._trained = {id(root): model for root, model in trained}
+        roots = [(root, model) for root, model in roots if self._trained.get(id(root)) is model]
+        if not roots:
             return
-        kinds = {type(root) for root, _ in self.core.tree.models.items() if id(root) in self._trained}
-        others = [each for each in gc.get_objects() if type(each) in kinds and id(each) not in self._trained]
-        for root, model in list(self.core.tree.models.items()):
-            if id(root) in self._trained:
-                for other in others:
-                    if len(self._copies) < MOST_COPIES and type(other) is type(root) and _alike(other, root):
-                        self._copies.append(self._met(other, root, model))
+        kinds = {type(root) for root, _ in roots}
+        known = {id(copy.ref()) for copy in self._copies} | {id(root) for root, _ in roots}
+        others = [each for each in gc.get_objects() if type(each) in kinds and id(each) not in known]
+        for root, model in roots:
+            yield from ((other, root, model) for other in others if type(other) is type(root) and _alike(other, root))
 
     def _met(self, other: nn.Module, root: nn.Module, model: Model) -> Copy:
-        names = self.core.recorder.frames.names_of(other)
-        name = names[0] if names else type(other).__name__
-        copy = Copy(weakref.ref(other), name, model, self.core.recorder.step)
+        copy = Copy(weakref.ref(other), self._name(other), model, self.core.recorder.step)
         copy.parameters, copy.buffers = _values(other.parameters()), _values(_statistics(other))
         copy.original_parameters, copy.original_buffers = _values(root.parameters()), _values(_statistics(root))
         return copy
 
     def _end(self) -> None:
         self._write_all()
+        late = next(self._search(), None) if self._updates > FIRST_LOOK and len(self._copies) < MOST_COPIES else None
+        if late is not None:
+            self.core.recorder.fact("copy_unwatched", name=self._name(late[0]), original=late[2].site)
         self._copies.clear()
+
+    def _name(self, other: nn.Module) -> str:
+        names = self.core.recorder.frames.names_of(other)
+        return names[0] if names else type(other).__name__
 
     def _write_all(self) -> None:
         for copy in self._copies:

@@ -140,7 +140,26 @@ def relation_of(inputs: Array, labels: Array, *, classes: bool, ids: bool = Fals
         "structure": _structure(x),
         "ids": ids,
         "label_variance": None if classes else float(labels.var()),
+        "order": None if classes or ids else order_of(x, labels[order]),
     }
+
+
+def order_of(x: Floats, labels: Array) -> float | None:
+    """How much of what tells the inputs of different whole labels apart runs along the labels' order: 1 for a quantity,
+    1 / (labels - 1) on average for names. None where the mean inputs of the labels do not differ clearly."""
+    known, where, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if not 4 <= len(known) <= MOST_CLASSES or (known != np.round(known)).any() or counts.min() < 4:
+        return None
+    means = np.stack([x[where == label].mean(0) for label in range(len(known))])
+    within = float(((x - means[where]) ** 2).sum() / (len(x) - len(known)))
+    centred = means - x.mean(0)
+    between = float((counts[:, None] * centred**2).sum())
+    by_chance = (len(known) - 1) * within
+    if within <= 1e-9 or between < 2 * by_chance:
+        return None
+    place = (known - labels.mean())[:, None]
+    along = (counts[:, None] * place * centred).sum(0) ** 2 / (counts[:, None] * place**2).sum()
+    return float((along.sum() - within) / (between - by_chance))
 
 
 def _targets(labels: Array, *, classes: bool) -> Floats | None:

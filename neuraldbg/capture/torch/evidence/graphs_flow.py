@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.kernels.host import measured_each
 from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.capture.torch.sweep import owned
 
@@ -130,12 +131,15 @@ class GradientFlow:
     def _read(self, optimizer: Optimizer) -> Reading:
         """A number per looked-at gradient that changes when it does; 0 for None and zeros."""
         trainable = [p for p in owned(optimizer) if p.requires_grad and p.numel() <= _LARGEST]
-        gradients = [parameter.grad for parameter in _spread(trainable)]
-        if not gradients or any(gradient is not None and not _has_values(gradient) for gradient in gradients):
+        gradients = [parameter.grad for parameter in spread(trainable)]
+        if not gradients or any(gradient is not None and not has_values(gradient) for gradient in gradients):
             return UNREAD
         reading = Reading([0.0 if gradient is None else None for gradient in gradients])
-        for at, gradient in enumerate(gradients):
-            if gradient is not None:
+        arrived = [(at, gradient) for at, gradient in enumerate(gradients) if gradient is not None]
+        for (at, gradient), row in zip(arrived, measured_each([gradient for _, gradient in arrived]), strict=True):
+            if row is not None:
+                reading.fill(at, row[5] if row[7] + row[8] == 0 else math.nan)
+            else:
                 size = torch.linalg.vector_norm(plain(gradient, widen=False))
                 if not self.core.device.scalar(size, partial(reading.fill, at)):
                     return UNREAD
@@ -284,16 +288,16 @@ def _has_moved(watched: tuple[weakref.ref[Tensor], Tensor] | None) -> Tensor | N
     return (parameter.detach().reshape(-1)[:_HEAD] != watched[1]).any()
 
 
-def _has_values(gradient: Tensor) -> bool:
+def has_values(gradient: Tensor) -> bool:
     """Also sparse ones: of those the values that are there count, summed up or not."""
     return measurable(gradient) and (gradient.is_floating_point() or gradient.is_complex())
 
 
 def _readable(parameter: Tensor) -> bool:
-    return _has_values(parameter) and parameter.layout == torch.strided
+    return has_values(parameter) and parameter.layout == torch.strided
 
 
-def _spread(parameters: list[Tensor]) -> list[Tensor]:
+def spread(parameters: list[Tensor]) -> list[Tensor]:
     """A few from the first to the last."""
     if len(parameters) <= _PROBED:
         return parameters

@@ -97,24 +97,32 @@ def _same_order(column: Array, target: Array) -> bool:
 
 
 def _give_class_away(inputs: Array, target: Array) -> Array:
-    """Columns of which one class has a single value that no other sample ever has, with every class seen often."""
+    """Columns in which every class but one has a value of its own, with every class seen often: the label under
+    another name. Of two classes one is enough, when the other's values lie apart."""
     labels, counts = np.unique(target, return_counts=True)
     if len(labels) < 2 or counts.min() < 8:
         return np.empty(0, np.int64)
-    found = [column for column in range(inputs.shape[1]) if _gives_away(inputs[:, column], target, labels)]
-    return np.array(found, np.int64)
-
-
-def _gives_away(column: Array, target: Array, labels: Array) -> bool:
-    """Every class but one must have a value of its own: the label under another name. Of two classes one is enough,
-    when the other's values lie apart."""
-    own = 0
+    spread = inputs.max(0) - inputs.min(0)
+    open_columns = np.flatnonzero(spread > 0)
+    missing = np.zeros(inputs.shape[1], np.int64)  # classes without a value of their own: one may be
     for label in labels:
-        inside, outside = column[target == label], column[target != label]
-        spread = column.max() - column.min()
-        apart = np.abs(outside - inside[0]).min() > 0.02 * spread if spread > 0 else False
-        own += bool(apart and np.ptp(inside) <= 1e-6 * spread)
-    return own >= len(labels) - 1
+        inside = target == label
+        own = _own_value(inputs, inside, open_columns, spread)
+        missing[open_columns[~own]] += 1
+        open_columns = open_columns[missing[open_columns] <= 1]
+    return open_columns
+
+
+def _own_value(inputs: Array, inside: Array, columns: Array, spread: Array) -> Array:
+    """Per column, whether the samples inside share a value that those outside stay away from. Of most columns the
+    first question settles it, and it looks at one class only."""
+    values = inputs[np.ix_(inside, columns)]
+    own: Array = np.ptp(values, axis=0) <= 1e-6 * spread[columns]
+    for place in np.flatnonzero(own):
+        column = columns[place]
+        outside = inputs[~inside, column]
+        own[place] = np.abs(outside - values[0, place]).min() > 0.02 * spread[column]
+    return own
 
 
 def _explained(inputs: Array, target: Array) -> float:

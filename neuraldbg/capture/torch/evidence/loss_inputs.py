@@ -15,6 +15,7 @@ from neuraldbg.capture.torch.evidence.graph_walk import Walk, walk
 from neuraldbg.capture.torch.evidence.host_copies import Array, HostCopies
 from neuraldbg.capture.torch.evidence.leaks import Columns
 from neuraldbg.capture.torch.evidence.loss_structure import (
+    alike,
     columns_for,
     inputs_of,
     recurrence_of,
@@ -37,6 +38,7 @@ from neuraldbg.capture.torch.evidence.loss_values import (
     Values,
     class_rows,
     first_rows,
+    is_input,
     label_counts,
     of_numbers,
     of_scores,
@@ -48,6 +50,7 @@ from neuraldbg.capture.torch.evidence.loss_values import (
 from neuraldbg.capture.torch.evidence.penalties import penalties_of
 from neuraldbg.capture.torch.evidence.pooling import padding_share, pools_of
 from neuraldbg.capture.torch.evidence.sequences import as_rows, padded_targets, shift_of
+from neuraldbg.capture.torch.origin.lines import made_at
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
@@ -57,6 +60,7 @@ FIRST_LOOKS = 24  # on steps that are measured in full anyway
 SPACING = 1.3  # later looks: each so many times further into the run
 NEAR, DEEP = 200, 6000  # operations read below a loss, and once in a while below it and into the model
 LASTING = (
+    "line",
     "recurrent",
     "models",
     "layer",
@@ -171,6 +175,7 @@ class LossInputs:
     def _look(self, source: int, index: int, term: LossTerm, graph: Walk, records: dict[int, Pass]) -> None:
         watched = self._lines[source].terms.setdefault(index, Watched())
         facts = structure_of(term, graph)
+        facts["line"] = made_at(term.visit.node, self.core.recorder.frames)
         below = passes_below(term.fed, graph) or sorted(graph.passes)
         facts["models"] = sorted({records[one].model.site for one in below if one in records})
         scores, target = self._values(term, graph, below)
@@ -186,6 +191,7 @@ class LossInputs:
             "target": first_rows(target, TARGETS),
             "difference": _small(None if operands is None else operands.difference),
             "columns": None if watched.columns.full else columns_for(inputs, target, facts["kind"]),
+            "given": alike(inputs, target) if facts["soft"] or facts["kind"] == "cross_entropy" else None,
             **{f"ids{number}": ids for number, ids in enumerate(token_ids(inputs))},
         }
         step = self.core.recorder.step
@@ -200,6 +206,7 @@ class LossInputs:
         if found is None:
             return
         facts, numbers = found
+        facts["line"] = made_at(facts.pop("node"), self.core.recorder.frames)
 
         def arrived(arrays: dict[str, Array]) -> None:
             if "numbers" in arrays:
@@ -237,6 +244,8 @@ class LossInputs:
             if kind not in CLASSIFYING:
                 facts |= sentinel_of(target)
             _count(watched, target, ignore)
+            if "given" in arrays and facts.get("target_binary"):
+                facts["target_is_input"] = is_input(arrays["given"], target)
         if scores is not None and scores.ndim:
             hard = target if not facts["soft"] else None
             facts |= of_scores(scores, hard, ignore) if kind in CLASSIFYING else of_numbers(scores, target)

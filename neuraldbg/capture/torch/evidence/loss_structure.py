@@ -94,6 +94,13 @@ def columns_for(inputs: list[Tensor], target: Tensor | None, kind: str) -> Tenso
     return None
 
 
+def alike(inputs: list[Tensor], target: Tensor | None) -> Tensor | None:
+    """The first input with the shape of the target."""
+    if target is None or target.dim() < 2 or target.numel() > TARGETS:
+        return None
+    return next((one for one in inputs if one.shape == target.shape and one.is_floating_point()), None)
+
+
 def recurrence_of(passes: list[Pass]) -> str | None:
     """Whether the model is a recurrent one that reads forwards only."""
     for one in passes:

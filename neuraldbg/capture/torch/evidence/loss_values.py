@@ -68,6 +68,14 @@ def of_target(target: Array) -> Values:
     return facts
 
 
+def is_input(given: Array, target: Array) -> bool:
+    """Whether a target of zeros and ones is what the model was given, scaled or with parts left out: an autoencoder."""
+    if given.shape != target.shape:
+        return False
+    there, wanted = given != 0, target != 0
+    return bool(there.any(1).mean() > 0.5 and not (there & ~wanted).any())
+
+
 def outside(target: Array, span: list[float | None]) -> float:
     """Share of the targets that lie clearly outside the range an activation can put out."""
     low, high = span

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.passes import Pass
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -28,12 +28,12 @@ class Modes:
         self._seen: dict[tuple[Any, ...], int] = {}
         self.core.take_part("pass_begun", "training flags", self._pass)
 
-    def _pass(self, one: Pass, root: nn.Module | None, args: Any, kwargs: Any) -> None:
+    def _pass(self, one: Pass, root: nn.Module | None, *_args: Any) -> None:
         if root is None:
             return
         layers = self._layers(root)
         on = off = averaging = 0
-        for _, ref in layers:
+        for _kind, ref in layers:
             module = ref()
             if module is None:
                 continue
@@ -42,7 +42,7 @@ class Modes:
                 averaging += getattr(module, "momentum", 0) is None
             else:
                 off += 1
-        size = sum(tensor.numel() for tensor in tensors((args, kwargs)))
+        size = sum(tensor.numel() for tensor in one.entered)
         key = (one.model.site, one.grad, bool(root.training), on > 0, off > 0, averaging > 0)
         largest = self._seen.get(key)
         if largest is not None and size <= 2 * largest:

@@ -33,11 +33,13 @@ class Rounding:
         self.core.take_part("update_begun", "rounded updates", self._begun)
         self.core.take_part("update_done", "rounded updates", self._done)
 
-    @torch.no_grad()
     def _begun(self, optimizer: Any, _: Any) -> None:
         self._kept = []
-        if not self.core.sampling or not self._facts or not _moves(optimizer) or _compensates(optimizer):
-            return
+        if self.core.sampling and self._facts and _moves(optimizer) and not _compensates(optimizer):
+            self._keep(optimizer)
+
+    @torch.no_grad()
+    def _keep(self, optimizer: Any) -> None:
         room = KEPT_BYTES
         for parameter in owned(optimizer):
             gradient = parameter.grad
@@ -49,9 +51,13 @@ class Rounding:
                 continue
             self._kept.append((site, weakref.ref(parameter), parameter.detach().clone(), gradient.detach() != 0))
 
-    @torch.no_grad()
     def _done(self, optimizer: Any, _: Any) -> None:
         kept, self._kept = self._kept, []
+        if kept:
+            self._compare(optimizer, kept)
+
+    @torch.no_grad()
+    def _compare(self, optimizer: Any, kept: _Kept) -> None:
         moved = lost = 0
         worst: tuple[float, int] | None = None
         for site, ref, before, wanted in kept:

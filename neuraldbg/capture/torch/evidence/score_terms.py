@@ -40,6 +40,7 @@ class ScoreTerm:
     sign: float  # 1: minimising the loss lowers the worth of what is drawn
     worth: Tensor | None  # None: it has a graph
     baseline: Baseline | None = None
+    slot: int = 1  # which operand of the product the worth is
 
 
 @dataclass(slots=True)
@@ -83,6 +84,8 @@ class ScoreTerms:
             source_id=source,
             sign=term.sign,
             constant=term.worth is not None,
+            slot=term.slot,
+            both_ways=worth is not None and bool((worth > 0).any()) and bool((worth < 0).any()),
             line=made_at(term.product.node, frames),
             rises_with=rises,
             baseline_line=None if base is None else made_at(base.visit.node, frames),
@@ -140,7 +143,7 @@ def score_terms(graph: Walk) -> Iterator[ScoreTerm]:
             if rising is None:
                 continue
             base = None if other[0] is None else _baseline(visit, below, other, graph)
-            yield ScoreTerm(visit, visit.sign * rising, worth, base)
+            yield ScoreTerm(visit, visit.sign * rising, worth, base, 1 - slot)
 
 
 def _log_probability(start: Visit, graph: Walk, *, whole: bool) -> float | None:

@@ -19,11 +19,13 @@ FOR_ARMS = 0.8  # of the time that is left; the rest is for the experiment after
 OF_ONE_ARM = 0.2
 SMALL_BATCH = 4  # samples
 FASTER = ("lr_x10", "lr_x100", "lr_x10000")
+FASTEST = "lr_x1000000"
 LARGE = 0.3  # share of frozen weights from which it is asked what they cost
 MOSTLY_DROPPED = 0.8
 NOISY = 0.5  # difference of two passes over the same batch
 LEARNED = 0.1  # of the first loss: a run that came below it has nothing to ask
 STILL = 1e-3  # of the weights in the first update: a rate that moves them by more is not too low
+AT_REST = 1e-6  # below it ten thousand times the rate may still be too low
 HELD_OUT = 2  # batches
 ON_ITS_WAY = (0.4, 0.95)  # of the first loss: what a run that was stopped too early ends at
 
@@ -89,6 +91,12 @@ def _momentum(options: dict[str, Any]) -> float | None:
 def _median(values: list[float]) -> float:
     known = sorted(value for value in values if math.isfinite(value))
     return known[len(known) // 2] if known else math.nan
+
+
+def _faster(*, hardly_a_move: bool, at_rest: bool) -> tuple[str, ...]:
+    """Higher rates, in the order in which they are tried: the far higher ones first where nothing happened at all."""
+    first, *rest = reversed(FASTER) if hardly_a_move else FASTER
+    return (first, FASTEST, *rest) if at_rest else (first, *rest)
 
 
 def parameter_count(stage: Stage) -> int:
@@ -244,8 +252,8 @@ class _Experiment:
             return bool(cured)
         if name == "warmup":  # says something only where a smaller rate learns
             return not any(arms[other].last < 0.5 * self.first for other in ("lr_x0.1", "lr_x0.01") if other in arms)
-        if name in FASTER:
-            return any(other in FASTER and arm.last < 0.8 * self.first for other, arm in arms.items())
+        if name in (*FASTER, FASTEST):
+            return any(other in (*FASTER, FASTEST) and arm.last < 0.8 * self.first for other, arm in arms.items())
         return False
 
     def _arm(self, change: Change, updates: int, seconds: float) -> Arm:
@@ -261,7 +269,7 @@ class _Experiment:
         rose = own.diverged or own.swings > 0.3 or max(own.losses, default=0.0) > 1.5 * max(own.losses[:1], default=0.0)
         resting = not own.moved > STILL  # then swings are those of the batches
         slow = not own.diverged and (resting or own.swings < 0.4) and own.last > 0.5 * self.first
-        faster = FASTER[::-1] if own.last > 0.995 * self.first else FASTER  # hardly a move: far too slow, if anything
+        faster = _faster(hardly_a_move=own.last > 0.995 * self.first, at_rest=own.moved < AT_REST)
         still = slow and resting
         adaptive = "betas" in options or "alpha" in options
         clipped = any(trace.clip is not None for trace in self.traces)
@@ -290,6 +298,7 @@ class _Experiment:
             "lr_x10": Change(rate=10.0),
             "lr_x100": Change(rate=100.0),
             "lr_x10000": Change(rate=10_000.0),
+            "lr_x1000000": Change(rate=1e6),
             "momentum_0.9": Change(momentum=0.9),
             "weight_decay_0": Change(weight_decay=0.0),
             "unclipped": Change(unclipped=True),

@@ -1,0 +1,267 @@
+/* The module neuraldbg.capture.kernels._fused: statistics of tensors in host memory, given by address.
+
+   Nothing here knows torch or numpy: a tensor is an address, a code for its element type and a count, and the caller
+   keeps it alive. The results are tuples in the order of the columns of the trace. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "_measure.h"
+
+#define RELEASE_BYTES (1 << 20) /* below it, waiting to get the lock back costs more than the pass */
+#define WITH_HASH 1
+#define SET_SHIFT 8 /* flags >> 8: 1 + number of the instruction set to use, 0 = the best */
+
+typedef struct {
+    const char *at, *gradient, *before;
+    int dtype, gradient_dtype;
+    int64_t count;
+    measured now, gradient_now, moved;
+    uint64_t hash;
+} job;
+
+static int best = 0;
+
+static const instruction_set *set_of(unsigned long flags)
+{
+    unsigned long wanted = flags >> SET_SHIFT;
+    return SETS[wanted && wanted <= (unsigned long)best + 1 ? wanted - 1 : (unsigned long)best];
+}
+
+static PyObject *row_of(const measured *one, uint64_t hash)
+{
+    const moments *of = &one->of;
+    double n = of->finite, nan = NAN, scale = one->scale;
+    if (n == 0)
+        return Py_BuildValue("(LdddddLLLK)", (long long)one->count, nan, nan, nan, nan, nan, (long long)of->zeros,
+                             (long long)of->nans, (long long)of->infs, (unsigned long long)hash);
+    return Py_BuildValue("(LdddddLLLK)", (long long)one->count, of->mean / scale, sqrt(of->m2 / n) / scale,
+                         of->low, of->high, sqrt(of->m2 + n * of->mean * of->mean) / scale,
+                         (long long)of->zeros, (long long)of->nans, (long long)of->infs, (unsigned long long)hash);
+}
+
+static int is_tensor(const void *at, long dtype, long long count)
+{
+    if (dtype >= 0 && dtype < DTYPES && count >= 0 && (at || !count))
+        return 1;
+    PyErr_Format(PyExc_ValueError, "no tensor: address %p, type %ld, %lld elements", at, dtype, count);
+    return 0;
+}
+
+static int read_number(PyObject *from, long long *into)
+{
+    *into = PyLong_AsLongLong(from);
+    return *into != -1 || !PyErr_Occurred();
+}
+
+static int read_tensor(PyObject *const *three, job *one)
+{
+    long long dtype, count;
+    one->at = PyLong_AsVoidPtr(three[0]);
+    if (PyErr_Occurred() || !read_number(three[1], &dtype) || !read_number(three[2], &count))
+        return 0;
+    if (!is_tensor(one->at, (long)dtype, count))
+        return 0;
+    one->dtype = (int)dtype;
+    one->count = count;
+    return 1;
+}
+
+PyDoc_STRVAR(measure_doc, "measure(address, dtype, count, flags=0, octaves=None, every=1) -> row\n\n"
+                          "flags: 1 = with the hash. octaves: a writable buffer of 64 int64 that is added to.");
+
+static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    job one = {0};
+    histogram octaves = {NULL, 1};
+    Py_buffer buffer = {0};
+    unsigned long flags = given > 3 ? PyLong_AsUnsignedLong(args[3]) : 0;
+    if (given < 3 || given > 6)
+        return PyErr_Format(PyExc_TypeError, "measure takes 3 to 6 arguments, not %zd", given);
+    if (PyErr_Occurred() || !read_tensor(args, &one))
+        return NULL;
+    if (given > 5 && (!read_number(args[5], (long long *)&octaves.every) || octaves.every < 1))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "every is at least 1");
+    if (given > 4 && args[4] != Py_None) {
+        if (PyObject_GetBuffer(args[4], &buffer, PyBUF_WRITABLE) < 0)
+            return NULL;
+        if (buffer.len != BINS * 8) {
+            PyBuffer_Release(&buffer);
+            return PyErr_Format(PyExc_ValueError, "octaves are %d int64", BINS);
+        }
+        octaves.bins = buffer.buf;
+    }
+    const instruction_set *set = set_of(flags);
+    uint64_t *hash = flags & WITH_HASH ? &one.hash : NULL;
+    PyThreadState *released = one.count * WIDTH[one.dtype] >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+    float_state floats = plain_floats();
+    one.now = measure_one(set, one.at, one.dtype, one.count, hash, octaves);
+    restore_floats(floats);
+    if (released)
+        PyEval_RestoreThread(released);
+    if (buffer.obj)
+        PyBuffer_Release(&buffer);
+    return row_of(&one.now, one.hash);
+}
+
+PyDoc_STRVAR(hash_doc, "hash(address, bytes, flags=0) -> int");
+
+static PyObject *hash(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    hash_sums sums = {0, 0};
+    long long bytes = 0;
+    const char *at = given > 0 ? PyLong_AsVoidPtr(args[0]) : NULL;
+    unsigned long flags = given > 2 ? PyLong_AsUnsignedLong(args[2]) : 0;
+    if (given < 2 || given > 3)
+        return PyErr_Format(PyExc_TypeError, "hash takes 2 or 3 arguments, not %zd", given);
+    if (PyErr_Occurred() || !read_number(args[1], &bytes) || !is_tensor(at, U8, bytes))
+        return NULL;
+    PyThreadState *released = bytes >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+    set_of(flags)->hash((const unsigned char *)at, (size_t)(bytes / 8), 0, &sums);
+    uint64_t found = finished(sums, at, bytes);
+    if (released)
+        PyEval_RestoreThread(released);
+    return PyLong_FromUnsignedLongLong(found);
+}
+
+static int read_job(PyObject *item, job *one)
+{
+    PyObject *fast = PySequence_Tuple(item);
+    long long gradient_dtype = 0;
+    Py_ssize_t given = fast ? PyTuple_GET_SIZE(fast) : 0;
+    int right = given == 3 || given == 6;
+    if (fast && !right)
+        PyErr_SetString(PyExc_TypeError, "a tensor is (address, dtype, count) or also (gradient, its dtype, before)");
+    if (right) {
+        PyObject **items = &PyTuple_GET_ITEM(fast, 0);
+        right = read_tensor(items, one);
+        if (right && given == 6) {
+            one->gradient = PyLong_AsVoidPtr(items[3]);
+            right = !PyErr_Occurred() && read_number(items[4], &gradient_dtype);
+            one->gradient_dtype = (int)gradient_dtype;
+            right = right && is_tensor("", (long)gradient_dtype, one->count);
+            one->before = right ? PyLong_AsVoidPtr(items[5]) : NULL;
+            right = right && !PyErr_Occurred();
+        }
+    }
+    Py_XDECREF(fast);
+    return right;
+}
+
+static void run_job(const instruction_set *set, job *one, int hash)
+{
+    const histogram none = {NULL, 1};
+    if (one->gradient)
+        one->gradient_now = measure_one(set, one->gradient, one->gradient_dtype, one->count, NULL, none);
+    if (one->before)
+        measure_moved(set, one->at, one->before, one->dtype, one->count, &one->now, &one->moved);
+    else
+        one->now = measure_one(set, one->at, one->dtype, one->count, hash ? &one->hash : NULL, none);
+}
+
+static PyObject *rows_of(const job *one, int triple)
+{
+    PyObject *now = row_of(&one->now, one->hash), *gradient, *moved;
+    if (!triple || !now)
+        return now;
+    gradient = one->gradient ? row_of(&one->gradient_now, 0) : Py_NewRef(Py_None);
+    moved = one->before ? row_of(&one->moved, 0) : Py_NewRef(Py_None);
+    if (!gradient || !moved) {
+        Py_DECREF(now);
+        Py_XDECREF(gradient);
+        Py_XDECREF(moved);
+        return NULL;
+    }
+    return Py_BuildValue("(NNN)", now, gradient, moved);
+}
+
+static PyObject *run_all(PyObject *tensors, unsigned long flags, int triple)
+{
+    PyObject *items = PySequence_Fast(tensors, "tensors are a sequence"), *rows = NULL;
+    Py_ssize_t n = items ? PySequence_Fast_GET_SIZE(items) : 0;
+    job *jobs = items ? PyMem_Calloc((size_t)n + 1, sizeof(job)) : NULL;
+    int64_t bytes = 0;
+    if (items && !jobs)
+        PyErr_NoMemory();
+    int right = jobs != NULL;
+    for (Py_ssize_t i = 0; right && i < n; i++) {
+        right = read_job(PySequence_Fast_GET_ITEM(items, i), &jobs[i]);
+        bytes += jobs[i].count * WIDTH[right ? jobs[i].dtype : 0];
+    }
+    if (right) {
+        PyThreadState *released = bytes >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+        float_state floats = plain_floats();
+        for (Py_ssize_t i = 0; i < n; i++)
+            run_job(set_of(flags), &jobs[i], flags & WITH_HASH);
+        restore_floats(floats);
+        if (released)
+            PyEval_RestoreThread(released);
+        rows = PyList_New(n);
+    }
+    for (Py_ssize_t i = 0; rows && i < n; i++) {
+        PyObject *row = rows_of(&jobs[i], triple);
+        if (row)
+            PyList_SET_ITEM(rows, i, row);
+        else
+            Py_CLEAR(rows);
+    }
+    PyMem_Free(jobs);
+    Py_XDECREF(items);
+    return rows;
+}
+
+static PyObject *of_many(PyObject *const *args, Py_ssize_t given, int triple)
+{
+    unsigned long flags = given > 1 ? PyLong_AsUnsignedLong(args[1]) : 0;
+    if (given < 1 || given > 2)
+        return PyErr_Format(PyExc_TypeError, "takes tensors and flags, not %zd arguments", given);
+    return PyErr_Occurred() ? NULL : run_all(args[0], flags, triple);
+}
+
+PyDoc_STRVAR(many_doc, "measure_many([(address, dtype, count), ...], flags=0) -> [row, ...]");
+
+static PyObject *measure_many(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    return of_many(args, given, 0);
+}
+
+PyDoc_STRVAR(sweep_doc, "sweep([(address, dtype, count, gradient, its dtype, before), ...], flags=0) -> [(row, row, row), ...]\n\n"
+                        "Of each parameter its value, its gradient and how far it moved; 0 as an address gives None.");
+
+static PyObject *sweep(PyObject *self, PyObject *const *args, Py_ssize_t given) { return of_many(args, given, 1); }
+
+static PyMethodDef methods[] = {
+    {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, measure_doc},
+    {"hash", (PyCFunction)(void (*)(void))hash, METH_FASTCALL, hash_doc},
+    {"measure_many", (PyCFunction)(void (*)(void))measure_many, METH_FASTCALL, many_doc},
+    {"sweep", (PyCFunction)(void (*)(void))sweep, METH_FASTCALL, sweep_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int prepare(PyObject *module)
+{
+    best = best_set();
+    for (uint64_t i = 0; i < KEYS; i++)
+        neuraldbg_keys[i] = key_of(i);
+    PyObject *names = PyTuple_New(best + 1);
+    if (!names)
+        return -1;
+    for (int i = 0; i <= best; i++)
+        PyTuple_SET_ITEM(names, i, PyUnicode_FromString(SET_NAMES[i]));
+    int failed = PyModule_AddObjectRef(module, "INSTRUCTION_SETS", names);
+    Py_DECREF(names);
+    return failed;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, prepare},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_fused", "One fused pass per tensor in host memory.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__fused(void) { return PyModuleDef_Init(&definition); }

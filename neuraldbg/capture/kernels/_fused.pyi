@@ -1,0 +1,13 @@
+from collections.abc import Sequence
+from typing import Any
+
+from neuraldbg.capture.kernels.elements import Row
+
+INSTRUCTION_SETS: tuple[str, ...]
+
+def measure(address: int, dtype: int, count: int, flags: int = ..., octaves: Any = ..., every: int = ..., /) -> Row: ...
+def hash(address: int, size: int, flags: int = ..., /) -> int: ...
+def measure_many(tensors: Sequence[tuple[int, int, int]], flags: int = ..., /) -> list[Row]: ...
+def sweep(
+    tensors: Sequence[tuple[int, int, int, int, int, int]], flags: int = ..., /
+) -> list[tuple[Row, Row | None, Row | None]]: ...

@@ -1,0 +1,234 @@
+/* The inner loops, written once and compiled for each instruction set: _sets.h includes this file several times with
+   NAME, TARGET, VB (bytes of a vector), MIN_F32.., MUL32 and HALF_TO_FLOAT defined. Vectors are those of gcc and clang;
+   without VB it is plain C, and every chunk is measured by the careful loops of _measure.h. */
+
+#ifdef VB
+#ifndef ZEROS_F32
+#define ZEROS_F32(zeros, v) ((zeros) - ((v) == nought))
+#define ZEROS_F64 ZEROS_F32
+#endif
+typedef float NAME(vf) __attribute__((vector_size(VB)));
+typedef double NAME(vd) __attribute__((vector_size(VB)));
+typedef int32_t NAME(vi32) __attribute__((vector_size(VB)));
+typedef int64_t NAME(vi64) __attribute__((vector_size(VB)));
+typedef uint32_t NAME(vu32) __attribute__((vector_size(VB)));
+typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
+
+/* Sums of one chunk in four sets of vectors. min and max ignore a NaN or do not: such a chunk is read again anyway. */
+#define SUMS(FUNCTION, SCALAR, ELEMENT, VECTOR, COUNTS, MIN, MAX, ZEROS, LOAD, ONE)                                    \
+    static TARGET chunk_sums FUNCTION(const ELEMENT *x, size_t n, SCALAR shift)                                        \
+    {                                                                                                                  \
+        enum { LANES = VB / sizeof(SCALAR), STEP = 4 * LANES };                                                        \
+        VECTOR sum[4] = {{0}}, squares[4] = {{0}}, low[4], high[4], v, d;                                              \
+        COUNTS zeros[4] = {{0}};                                                                                       \
+        const VECTOR nought = {0}, far = nought + (SCALAR)INFINITY, middle = nought + shift;                           \
+        chunk_sums out = {(double)n, 0, 0, INFINITY, -INFINITY, 0};                                                    \
+        size_t i = 0;                                                                                                  \
+        for (int k = 0; k < 4; k++)                                                                                    \
+            low[k] = far, high[k] = -far;                                                                              \
+        for (; i + STEP <= n; i += STEP) {                                                                             \
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
+            {                                                                                                          \
+                LOAD(v, x + i, k);                                                                                     \
+                d = v - middle;                                                                                        \
+                sum[k] += d;                                                                                           \
+                squares[k] += d * d;                                                                                   \
+                low[k] = (VECTOR)MIN(v, low[k]);                                                                       \
+                high[k] = (VECTOR)MAX(v, high[k]);                                                                     \
+                zeros[k] = (COUNTS)ZEROS(zeros[k], v);                                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+        sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                                \
+        squares[0] = (squares[0] + squares[1]) + (squares[2] + squares[3]);                                            \
+        low[0] = (VECTOR)MIN((VECTOR)MIN(low[0], low[1]), (VECTOR)MIN(low[2], low[3]));                                \
+        high[0] = (VECTOR)MAX((VECTOR)MAX(high[0], high[1]), (VECTOR)MAX(high[2], high[3]));                           \
+        zeros[0] += zeros[1] + zeros[2] + zeros[3];                                                                    \
+        for (size_t k = 0; k < LANES; k++) {                                                                           \
+            out.sum += sum[0][k];                                                                                      \
+            out.squares += squares[0][k];                                                                              \
+            out.low = low[0][k] < out.low ? low[0][k] : out.low;                                                       \
+            out.high = high[0][k] > out.high ? high[0][k] : out.high;                                                  \
+            out.zeros += zeros[0][k];                                                                                  \
+        }                                                                                                              \
+        for (; i < n; i++) {                                                                                           \
+            double value = ONE(x[i]), off = value - (double)shift;                                                     \
+            out.sum += off;                                                                                            \
+            out.squares += off * off;                                                                                  \
+            out.low = value < out.low ? value : out.low;                                                               \
+            out.high = value > out.high ? value : out.high;                                                            \
+            out.zeros += value == 0;                                                                                   \
+        }                                                                                                              \
+        return out;                                                                                                    \
+    }
+#define AS_IT_IS(x) (x)
+#define LOAD_PLAIN(v, from, k) memcpy(&v, (const char *)(from) + (k)*VB, VB)
+/* Two vectors of bfloat16 are the upper and the lower halves of one vector of words: the order does not matter here. */
+#define LOAD_BF16(v, from, k)                                                                                          \
+    do {                                                                                                               \
+        NAME(vu32) pairs_;                                                                                             \
+        memcpy(&pairs_, (const char *)(from) + (k) / 2 * VB, VB);                                                      \
+        v = (NAME(vf))((k) & 1 ? pairs_ & 0xffff0000u : pairs_ << 16);                                                 \
+    } while (0)
+SUMS(NAME(sums_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_PLAIN, AS_IT_IS)
+SUMS(NAME(sums_f64), double, loose_f64, NAME(vd), NAME(vi64), MIN_F64, MAX_F64, ZEROS_F64, LOAD_PLAIN, AS_IT_IS)
+SUMS(NAME(sums_bf16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_BF16, from_bf16)
+#ifdef LOAD_F16
+SUMS(NAME(sums_f16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_F16, from_f16)
+#endif
+#undef LOAD_BF16
+#undef LOAD_PLAIN
+#undef AS_IT_IS
+#undef SUMS
+#endif
+
+static TARGET void NAME(minus_f32)(const loose_f32 *a, const loose_f32 *b, size_t n, loose_f32 *out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = a[i] - b[i];
+}
+
+static TARGET void NAME(minus_f64)(const loose_f64 *a, const loose_f64 *b, size_t n, loose_f64 *out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = a[i] - b[i];
+}
+
+/* float8_e5m2 is the upper half of a float16; e4m3fn is one with another bias, no infinity and one NaN, 0x7f. */
+static TARGET void NAME(decode_e5m2)(const uint8_t *x, size_t n, loose_f32 *out)
+{
+    uint16_t half[CHUNK];
+    half[0] = 0;
+    for (size_t i = 0; i < n; i++)
+        half[i] = (uint16_t)(x[i] << 8);
+    HALF_TO_FLOAT(half, n, out);
+}
+
+static TARGET void NAME(decode_e4m3)(const uint8_t *x, size_t n, loose_f32 *out)
+{
+    uint16_t half[CHUNK];
+    half[0] = 0;
+    for (size_t i = 0; i < n; i++)
+        half[i] = (uint16_t)((x[i] & 0x80) << 8 | (x[i] & 0x7f) << 7);
+    HALF_TO_FLOAT(half, n, out);
+    for (size_t i = 0; i < n; i++)
+        out[i] = as_float(as_bits(out[i] * 256.0f) | ((x[i] & 0x7f) == 0x7f ? 0x7fc00000u : 0u));
+}
+
+static TARGET void NAME(decode_f32)(const void *from, int dtype, size_t n, loose_f32 *out)
+{
+    const loose_u16 *half = from;
+    const int8_t *small = from;
+    const uint8_t *bytes = from;
+    if (dtype == BF16)
+        for (size_t i = 0; i < n; i++)
+            out[i] = from_bf16(half[i]);
+    else if (dtype == F16)
+        HALF_TO_FLOAT(half, n, out);
+    else if (dtype == E5M2)
+        NAME(decode_e5m2)(bytes, n, out);
+    else if (dtype == E4M3)
+        NAME(decode_e4m3)(bytes, n, out);
+    else if (dtype == I8)
+        for (size_t i = 0; i < n; i++)
+            out[i] = small[i];
+    else
+        for (size_t i = 0; i < n; i++)
+            out[i] = bytes[i];
+}
+
+#define WIDEN(DTYPE, TYPE)                                                                                             \
+    case DTYPE:                                                                                                        \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            out[i] = (double)((const TYPE *)from)[i];                                                                  \
+        break;
+
+static TARGET void NAME(decode_f64)(const void *from, int dtype, size_t n, loose_f64 *out)
+{
+    switch (dtype) {
+        WIDEN(I16, loose_i16)
+        WIDEN(U16, loose_u16)
+        WIDEN(I32, loose_i32)
+        WIDEN(U32, loose_u32)
+        WIDEN(I64, loose_i64)
+        WIDEN(U64, loose_u64)
+    }
+}
+#undef WIDEN
+
+/* The bin of each value; zeros, NaN and Inf go to one more. */
+static TARGET void NAME(octaves_f32)(const loose_f32 *x, size_t n, uint8_t *bins)
+{
+    for (size_t i = 0; i < n; i++) {
+        int32_t bits = (int32_t)(as_bits(x[i]) & 0x7fffffff), bin = (bits >> 23) - 127 + LOWEST_BIN;
+        bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
+        bins[i] = (uint8_t)(bits == 0 || bits >= 0x7f800000 ? BINS : bin);
+    }
+}
+
+static TARGET void NAME(octaves_f64)(const loose_f64 *x, size_t n, uint8_t *bins)
+{
+    for (size_t i = 0; i < n; i++) {
+        int64_t bits = (int64_t)(as_bits64(x[i]) & INT64_MAX), bin = (bits >> 52) - 1023 + LOWEST_BIN;
+        bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
+        bins[i] = (uint8_t)(bits == 0 || bits >= INT64_C(0x7ff0000000000000) ? BINS : bin);
+    }
+}
+
+/* `first` is the number of the first word, a multiple of KEYS. */
+static TARGET void NAME(hash)(const unsigned char *bytes, size_t words, uint64_t first, hash_sums *sums)
+{
+#ifdef VB
+    enum { LANES = VB / 8 };
+    NAME(vu64) products = {0}, plain = {0}, word, key;
+    for (size_t start = 0; start < words; start += KEYS) {
+        const size_t n = words - start < KEYS ? words - start : KEYS;
+        const NAME(vu64) offset = (NAME(vu64)){0} + offset_of((first + start) / KEYS);
+        size_t i = 0;
+        for (; i + LANES <= n; i += LANES) {
+            memcpy(&word, bytes + 8 * (start + i), VB);
+            memcpy(&key, neuraldbg_keys + i, VB);
+            plain += word;
+            word = (NAME(vu64))((NAME(vu32))word + (NAME(vu32))key + (NAME(vu32))offset);
+            products += (NAME(vu64))MUL32(word);
+        }
+        for (; i < n; i++)
+            hash_word(load_word(bytes + 8 * (start + i)), first + start + i, sums);
+    }
+    for (size_t k = 0; k < LANES; k++)
+        sums->products += products[k], sums->words += plain[k];
+#else
+    for (size_t i = 0; i < words; i++)
+        hash_word(load_word(bytes + 8 * i), first + i, sums);
+#endif
+}
+
+static const instruction_set NAME(set) = {
+#ifdef VB
+    .sums_f32 = NAME(sums_f32),
+    .sums_f64 = NAME(sums_f64),
+    .sums_bf16 = NAME(sums_bf16),
+#ifdef LOAD_F16
+    .sums_f16 = NAME(sums_f16),
+#endif
+#endif
+    .decode_f32 = NAME(decode_f32),
+    .decode_f64 = NAME(decode_f64),
+    .minus_f32 = NAME(minus_f32),
+    .minus_f64 = NAME(minus_f64),
+    .octaves_f32 = NAME(octaves_f32),
+    .octaves_f64 = NAME(octaves_f64),
+    .hash = NAME(hash),
+};
+
+#undef NAME
+#undef TARGET
+#undef VB
+#undef MIN_F32
+#undef MAX_F32
+#undef MIN_F64
+#undef MAX_F64
+#undef MUL32
+#undef HALF_TO_FLOAT
+#undef LOAD_F16
+#undef ZEROS_F32
+#undef ZEROS_F64

@@ -1,0 +1,86 @@
+"""Routes that only our own page needs: its settings, the verdict, every layer at one step, what is unusual."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from neuraldbg.config.installation import own_version
+from neuraldbg.errors import ConditionError, UnknownLayer
+from neuraldbg.surfaces.web import data
+from neuraldbg.surfaces.web.answers import StrictJSON, problems, refusal
+from neuraldbg.surfaces.web.asking import Configured, Rehearsal, Run, Step, Stretch
+from neuraldbg.surfaces.web.rehearsal import rehearse
+from neuraldbg.surfaces.web.view_routes import Name
+
+router = APIRouter(tags=["page"], default_response_class=StrictJSON)
+OF_A_RUN = problems(404, 422, 503)
+
+
+@router.get("/api/settings", summary="What the user configured of the page")
+def settings(settings: Configured) -> StrictJSON:
+    return StrictJSON(
+        {
+            "theme": settings.theme,
+            "refresh_s": settings.interval_s,
+            "max_history": settings.points,
+            "history": settings.history,
+            "charts": list(settings.charts),
+            "version": own_version(),
+        }
+    )
+
+
+@router.get("/api/verdict", responses=OF_A_RUN, summary="The one sentence about a run, and the finding behind it")
+def verdict(run: Run) -> StrictJSON:
+    return StrictJSON(run.verdict())
+
+
+@router.get("/api/frame", responses=OF_A_RUN, summary="Every layer in numbers, at the last measured step up to a step")
+def frame(run: Run, step: Step = None) -> StrictJSON:
+    with run.reading() as trace:
+        return StrictJSON(data.frame_at(trace, step))
+
+
+@router.get("/api/heatmap/cells", responses=OF_A_RUN, summary="A heatmap with its names: one byte a cell, in base64")
+def cells(
+    run: Run,
+    between: Stretch,
+    metric: Name = "grad_norm",
+    width: Annotated[int, Query(ge=1, le=4000, description="columns at most")] = 1000,
+) -> StrictJSON:
+    with run.reading() as trace:
+        shown = data.picture(data.heatmap(trace, metric, between, width))
+    return StrictJSON(
+        {
+            "metric": metric,
+            "layers": shown.layers,
+            "edges": shown.edges,
+            "cells": base64.b64encode(shown.cells.tobytes()).decode(),
+            "min": shown.low,
+            "max": shown.high,
+            "log": shown.log,
+        }
+    )
+
+
+@router.get("/api/anomalies", responses=OF_A_RUN, summary="Samples unlike those before them, by layer and by step")
+def anomalies(run: Run) -> StrictJSON:
+    return StrictJSON(run.anomalies())
+
+
+@router.post(
+    "/api/breakpoint/rehearsal",
+    responses={**OF_A_RUN, **problems(400)},
+    summary="How often a breakpoint would have been hit in the recorded steps; `error` where it makes no sense",
+)
+def rehearsal(body: Rehearsal, run: Run) -> StrictJSON:
+    """Asked with every key that somebody types: half a condition is no failure here, but an answer."""
+    try:
+        with run.reading() as trace:
+            return StrictJSON({"error": None, **rehearse(trace, body.condition, body.layer_name)})
+    except (ConditionError, UnknownLayer) as error:
+        _, reason, details = refusal(error)
+        return StrictJSON({"error": reason, **details})

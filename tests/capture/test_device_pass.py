@@ -1,0 +1,122 @@
+"""The Triton pass against the numpy twin: on a CUDA device, or on the host in Triton's interpreter.
+
+Neither is part of the usual environment (CPU builds of torch bring no triton). By hand, from the root:
+pip install --no-deps --target /tmp/triton triton && TRITON_INTERPRET=1 PYTHONPATH=.:/tmp/triton pytest THIS FILE
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from neuraldbg.capture.kernels import twin
+from neuraldbg.capture.kernels.device import KINDS, DevicePass, readable
+from neuraldbg.capture.kernels.elements import Element, Row
+from neuraldbg.capture.torch.stats import from_device_row
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_triton = pytest.mark.skipif(
+    not HAS_TRITON or not (torch.cuda.is_available() or INTERPRETED), reason="no triton, or no device for it"
+)
+DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")
+SIZES = (1, 2, 7, 8, 9, 511, 4096, 8191, 20_000)
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def device_pass() -> DevicePass:
+    return DevicePass(DEVICE, block=512, piece=1024)
+
+
+def some(element: Element, size: int, *, bad: bool = False) -> Tensor:
+    tensor = (torch.randn(size, generator=torch.Generator().manual_seed(size)) * 20 + 3).to(
+        getattr(torch, element.name)
+    )
+    if bad and tensor.is_floating_point():
+        tensor[size // 2] = math.nan
+        tensor[-1] = math.nan if element is Element.float8_e4m3fn else -math.inf
+    return tensor.to(DEVICE)
+
+
+def bytes_of(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return tensor.cpu().reshape(-1).view(torch.uint8).numpy()
+
+
+def assert_alike(found: Row, expected: Row) -> None:
+    assert (found[0], *found[6:9]) == (expected[0], *expected[6:9]), "count, zeros, NaN, Inf"
+    assert found[3:5] == pytest.approx(expected[3:5], rel=0, abs=0, nan_ok=True), "smallest and largest"
+    top = max((abs(value) for value in expected[3:5] if math.isfinite(value)), default=0.0)
+    assert found[1:3] == pytest.approx(expected[1:3], rel=0, abs=1e-6 * top, nan_ok=True), "mean and std"
+    assert found[5] == pytest.approx(expected[5], rel=1e-6, nan_ok=True), "norm"
+
+
+def rows_of(device_pass: DevicePass, count: int) -> list[Row]:
+    rows = torch.full((count, 9), -1.0, dtype=torch.float64, device=DEVICE)
+    device_pass.finish_into(rows)
+    return [from_device_row(row) for row in rows.tolist()]
+
+
+@needs_triton
+@pytest.mark.parametrize("bad", [False, True], ids=["finite", "with NaN and Inf"])
+@pytest.mark.parametrize("element", sorted(KINDS), ids=lambda element: element.name)
+def test_every_type_and_size_is_measured_as_the_twin_does(device_pass: DevicePass, element: Element, bad: bool) -> None:
+    tensors = [some(element, size, bad=bad) for size in SIZES]
+    for row, tensor in enumerate(tensors):
+        device_pass.measure(tensor, row)
+    for row, tensor in zip(rows_of(device_pass, len(SIZES)), tensors, strict=True):
+        assert_alike(row, twin.measure(bytes_of(tensor), element))
+
+
+@needs_triton
+def test_several_tensors_in_one_launch_keep_their_rows(device_pass: DevicePass) -> None:
+    tensors = [some(Element.float32, size) for size in (5, 9000, 17, 3000)]
+    tensors += [some(Element.bfloat16, 5000, bad=True), torch.full((3000,), 1e-20, device=DEVICE)]
+    device_pass.measure_all(tensors, range(len(tensors)))
+    for row, tensor in zip(rows_of(device_pass, len(tensors)), tensors, strict=True):
+        assert_alike(row, twin.row_of(tensor.cpu().float().numpy()))
+
+
+@needs_triton
+@pytest.mark.parametrize("element", [Element.float64, Element.float32, Element.bfloat16], ids=lambda one: one.name)
+def test_how_far_parameters_moved_is_measured_in_one_launch(device_pass: DevicePass, element: Element) -> None:
+    before = [some(element, size) for size in (3, 5000, 8192)]
+    after = [tensor * 0.9 for tensor in before]
+    after[1][7] = math.nan
+    device_pass.measure_all(after, range(3), less=before)
+    for row, new, old in zip(rows_of(device_pass, 3), after, before, strict=True):
+        wide = torch.float64 if element is Element.float64 else torch.float32
+        assert_alike(row, twin.row_of((new.to(wide) - old.to(wide)).cpu().numpy()))
+
+
+@needs_triton
+@pytest.mark.parametrize("element", sorted(KINDS), ids=lambda element: element.name)
+def test_the_hash_is_that_of_the_twin(device_pass: DevicePass, element: Element) -> None:
+    for size in (1, 9, 8191, 20_000):
+        tensor = some(element, size)
+        products, words = device_pass.hash_sums(tensor).tolist()
+        rows_of(device_pass, 1)
+        raw = bytes_of(tensor)
+        assert twin.hash_from_sums(products, words, raw.size) == twin.hash_of(raw)
+
+
+@needs_triton
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e19, 3e38])
+def test_scales_whose_squares_do_not_fit_are_measured_with_care(device_pass: DevicePass, scale: float) -> None:
+    tensor = (torch.rand(5000, generator=torch.Generator().manual_seed(0)) * scale).to(DEVICE)
+    device_pass.measure(tensor, 0)
+    assert_alike(rows_of(device_pass, 1)[0], twin.row_of(tensor.cpu().numpy()))
+
+
+def test_what_the_pass_cannot_read_is_left_to_torch() -> None:
+    one = torch.ones(64)
+    assert readable(one)
+    assert readable(one.reshape(8, 8).t())
+    for odd in (one[1:], one[::2], one.to(torch.uint16), torch.empty(0), one.to(torch.complex64), one.to_sparse()):
+        assert not readable(odd)

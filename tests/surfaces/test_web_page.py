@@ -1,0 +1,155 @@
+"""What the server does for its own page: serve it, tell it its settings, and answer what only it asks."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import made_run, train
+from servers import asking, serving
+from starlette.testclient import TestClient
+
+from neuraldbg.surfaces.web import judgement, pages
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, nan_from in (("good", None), ("broken", 33)):
+        with made_run(folder / name) as run:
+            train(run, nan_from=nan_from)
+            run.end(steps=50)
+    with asking(folder / "good", folder / "broken") as client:
+        yield client
+
+
+# -- the page itself ---------------------------------------------------------------------------------------------------
+
+
+def test_the_built_page_is_served_with_what_a_browser_may_keep(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "index.html").write_text("<title>NeuralDbg</title>")
+    (tmp_path / "assets" / "index-abc.js").write_text("1")
+    monkeypatch.setattr(pages, "BUILT", tmp_path)
+    home = client.get("/")
+    assert home.text == "<title>NeuralDbg</title>"
+    assert home.headers["cache-control"] == "no-cache"
+    assert "default-src 'self'" in home.headers["content-security-policy"]
+    asset = client.get("/assets/index-abc.js")
+    assert asset.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert "javascript" in asset.headers["content-type"]
+
+
+@pytest.mark.parametrize("name", ["..%2Findex.html", "%2e%2e", "nothing.js"])
+def test_nothing_but_assets_is_served_as_one(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "index.html").write_text("secret")
+    monkeypatch.setattr(pages, "BUILT", tmp_path)
+    answer = client.get(f"/assets/{name}")
+    assert answer.status_code == 404
+    assert "secret" not in answer.text
+
+
+def test_a_page_that_was_not_built_says_why_and_what_to_do(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / pages.NOT_BUILT).write_text("npm install failed: <no registry>\n")
+    monkeypatch.setattr(pages, "BUILT", tmp_path)
+    home = client.get("/").text
+    assert "npm install failed: &lt;no registry&gt;" in home
+    assert "npm run build" in home
+
+
+def test_the_page_is_told_what_was_configured(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        run.end(steps=0)
+    with asking(tmp_path / "run") as client:
+        told = client.get("/api/settings").json()
+    assert (told["theme"], told["refresh_s"], told["max_history"], told["history"]) == ("dark", 1.0, 1000, 100)
+    assert told["charts"] == ["execution_trace", "gradient_flow", "memory_profile"]
+
+
+# -- what it asks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_frame_holds_every_layer_at_the_last_measured_step(client: TestClient) -> None:
+    frame = client.get("/api/frame?step=7").json()
+    assert (frame["step"], frame["timed_step"]) == (7, 7)
+    at = frame["layers"].index("conv1")
+    assert frame["metrics"]["mean_activation"][at] == pytest.approx(0.25)
+    assert frame["metrics"]["execution_time"][at] == pytest.approx(0.00125)
+    assert client.get("/api/frame?step=100000").json()["step"] == 49
+    assert client.get("/api/frame").json()["step"] == 49
+
+
+def test_a_heatmap_comes_with_its_names(client: TestClient) -> None:
+    heat = client.get("/api/heatmap/cells?metric=mean_activation&width=10&run=broken").json()
+    cells = np.frombuffer(base64.b64decode(heat["cells"]), np.uint8).reshape(len(heat["layers"]), -1)
+    assert cells.shape[1] == len(heat["edges"]) - 1
+    assert (heat["edges"][0], heat["edges"][-1]) == (0, 50)
+
+
+def test_the_verdict_names_the_finding_behind_it(client: TestClient) -> None:
+    verdict = client.get("/api/verdict?run=broken").json()
+    assert verdict["state"] == "critical"
+    found = client.get("/api/findings?run=broken").json()["findings"]
+    assert verdict["finding"] in [one["id"] for one in found]
+
+
+def test_anomalies_are_counted_by_layer(client: TestClient) -> None:
+    found = client.get("/api/anomalies?run=broken").json()
+    assert found["samples"] > 0
+    assert sum(one["count"] for one in found["layers"]) <= found["total"]
+
+
+def test_a_condition_is_rehearsed_on_the_recorded_steps(client: TestClient) -> None:
+    def rehearsed(condition: str, layer: str | None) -> dict[str, object]:
+        body = {"condition": condition, "layer_name": layer}
+        answer: dict[str, object] = client.post("/api/breakpoint/rehearsal", json=body).json()
+        return answer
+
+    found = rehearsed("step >= 36", "conv1")
+    assert (found["error"], found["would_hit"], found["layers"]) == (None, 14, ["conv1"])
+    assert found["last"] == {"step": 49, "layer": "conv1"}
+    assert rehearsed("", "*")["would_hit"] == rehearsed("", "*")["looked_at"]
+    assert rehearsed("loss > 1e9", "Conv2D_1")["would_hit"] == 0
+    assert rehearsed("1 / (step - step) > 0", "conv1")["would_hit"] == 0
+    assert rehearsed("grad_norm <", "conv1")["error"]
+    assert rehearsed("nonsense > 1", None)["error"]
+    unknown = rehearsed("", "conv")
+    assert "conv" in str(unknown["error"])
+    assert unknown["nearest"] == ["conv1"]
+
+
+def test_a_cause_comes_before_what_it_led_to() -> None:
+    def finding(kind: str, severity: str, *led_to: str) -> dict[str, object]:
+        chain = [{"kind": each, "layer": None, "step": 1, "summary": ""} for each in led_to]
+        more = {"layer": None, "confidence": 0.9, "step": 0, "chain": chain, "summary": kind, "id": kind}
+        return {"kind": kind, "severity": severity, **more}
+
+    given = [finding("quiet", "info"), finding("nan", "critical"), finding("lr", "warning", "nan")]
+    assert [one["kind"] for one in judgement.causes_first(given)] == ["lr", "nan", "quiet"]
+    assert judgement.of_findings(given[:1]) is None
+    assert judgement.of_findings(given[1:]) == {"state": "critical", "headline": "nan (since step 0)", "finding": "nan"}
+
+
+def test_a_theme_and_charts_reach_the_page(tmp_path: Path) -> None:
+    from neuraldbg.surfaces.web.asking import Settings
+
+    with made_run(tmp_path / "run") as run:
+        run.end(steps=0)
+    given = Settings(0.05, theme="light", charts=("memory_profile",))
+    with serving(tmp_path / "run", settings=given) as door:
+        import json
+        from urllib.request import urlopen
+
+        with urlopen(f"{door.url}/api/settings", timeout=10) as answer:
+            told = json.loads(answer.read())
+    assert (told["theme"], told["charts"]) == ("light", ["memory_profile"])

@@ -1,0 +1,37 @@
+/** Questions to the server. Every request goes to where this page came from. */
+
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+    readonly details: Record<string, unknown>,
+  ) {
+    super(message);
+  }
+}
+
+export function query(path: string, given: Record<string, string | number | boolean | null | undefined>): string {
+  const known = Object.entries(given).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const rest = new URLSearchParams(known.map(([name, value]) => [name, String(value)])).toString();
+  return rest ? `${path}?${rest}` : path;
+}
+
+/** Layer names hold dots and slashes; a slash stays one. */
+export function segment(name: string): string {
+  return name.split("/").map(encodeURIComponent).join("/");
+}
+
+export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return answered<T>(await fetch(path, { signal, headers: { accept: "application/json" } }));
+}
+
+export async function send<T>(method: "POST" | "PATCH" | "DELETE", path: string, body: unknown = {}): Promise<T> {
+  const headers = { "content-type": "application/json" };
+  return answered<T>(await fetch(path, { method, headers, body: JSON.stringify(body) }));
+}
+
+async function answered<T>(response: Response): Promise<T> {
+  if (response.ok) return (await response.json()) as T;
+  const details = ((await response.json().catch(() => null)) ?? {}) as Record<string, unknown>;
+  throw new Refused(response.status, String(details["error"] ?? `${response.status} ${response.statusText}`), details);
+}

@@ -1,0 +1,42 @@
+/** Drawing on a canvas that keeps its size, its sharpness and its colours when the page changes. */
+
+export type Draw = (pen: CanvasRenderingContext2D, width: number, height: number, colour: (name: string) => string) => void;
+
+export interface Drawing {
+  draw: Draw;
+  on: unknown[]; // what it depends on
+}
+
+/** A Svelte action: draws now, when something in `on` changes, and when the canvas gets another size. */
+export function drawn(canvas: HTMLCanvasElement, given: Drawing): { update(given: Drawing): void; destroy(): void } {
+  let now = given;
+  let wanted = 0;
+  const paint = () => {
+    wanted = 0;
+    const { clientWidth: width, clientHeight: height } = canvas;
+    const pen = canvas.getContext("2d");
+    if (!pen || !width || !height) return;
+    const sharp = devicePixelRatio || 1;
+    canvas.width = Math.round(width * sharp);
+    canvas.height = Math.round(height * sharp);
+    pen.setTransform(sharp, 0, 0, sharp, 0, 0);
+    const style = getComputedStyle(canvas);
+    now.draw(pen, width, height, (name) => style.getPropertyValue(name).trim());
+  };
+  const soon = () => {
+    if (!wanted) wanted = requestAnimationFrame(paint);
+  };
+  const resized = new ResizeObserver(soon);
+  resized.observe(canvas);
+  soon();
+  return {
+    update(changed: Drawing) {
+      now = changed;
+      soon();
+    },
+    destroy() {
+      cancelAnimationFrame(wanted);
+      resized.disconnect();
+    },
+  };
+}

@@ -1,0 +1,179 @@
+/** The arithmetic of our charts: no drawing, no page. */
+import type { Finding, Frame, Span } from "./types";
+
+export interface Scale {
+  low: number;
+  high: number;
+  log: boolean;
+}
+
+const LOG_FROM = 1e3; // a range that spans more is shown by powers of ten
+
+/** A scale for what can be drawn; by powers of ten where the values span many of them. */
+export function scaleOf(values: Iterable<number | null>, log?: boolean): Scale {
+  let low = Infinity;
+  let high = -Infinity;
+  let least = Infinity;
+  for (const value of values) {
+    if (value === null || !Number.isFinite(value)) continue;
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+    if (value > 0) least = Math.min(least, value);
+  }
+  if (low > high) return { low: 0, high: 1, log: false };
+  const spread = low >= 0 && Number.isFinite(least) && high > LOG_FROM * least;
+  if ((log ?? spread) && Number.isFinite(least)) return { low: least, high: high > least ? high : least * 10, log: true };
+  return { low, high: high > low ? high : low + 1, log: false };
+}
+
+/** Where a value lies in its scale, 0 to 1. */
+export function place(value: number, scale: Scale): number {
+  const share = scale.log
+    ? Math.log(Math.max(value, scale.low) / scale.low) / Math.log(scale.high / scale.low)
+    : (value - scale.low) / (scale.high - scale.low);
+  return Math.min(1, Math.max(0, share));
+}
+
+/** What lies at a share of the scale. */
+export function valueAt(share: number, scale: Scale): number {
+  return scale.log ? scale.low * (scale.high / scale.low) ** share : scale.low + share * (scale.high - scale.low);
+}
+
+/** The column that holds a step: `edges` are the first steps of the columns and, last, the step after them. */
+export function columnOf(step: number, edges: number[]): number {
+  let low = 0;
+  let high = edges.length - 2;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if ((edges[middle] ?? 0) <= step) low = middle;
+    else high = middle - 1;
+  }
+  return Math.max(0, low);
+}
+
+export interface Stretch {
+  from: number;
+  to: number;
+}
+
+/** A stretch of steps, zoomed around one of them and kept inside the whole. */
+export function zoomed(now: Stretch, around: number, factor: number, whole: Stretch): Stretch {
+  const length = Math.min(Math.max(Math.round((now.to - now.from) * factor), 4), whole.to - whole.from);
+  const share = now.to > now.from ? (around - now.from) / (now.to - now.from) : 0.5;
+  return inside({ from: Math.round(around - share * length), to: Math.round(around - share * length) + length }, whole);
+}
+
+export function moved(now: Stretch, by: number, whole: Stretch): Stretch {
+  return inside({ from: now.from + by, to: now.to + by }, whole);
+}
+
+function inside(stretch: Stretch, whole: Stretch): Stretch {
+  const length = Math.min(stretch.to - stretch.from, whole.to - whole.from);
+  const from = Math.max(whole.from, Math.min(stretch.from, whole.to - length));
+  return { from, to: from + length };
+}
+
+// -- colours ----------------------------------------------------------------------------------------------------------
+
+const VIRIDIS = ["440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725"].map((hex) => [
+  parseInt(hex.slice(0, 2), 16),
+  parseInt(hex.slice(2, 4), 16),
+  parseInt(hex.slice(4, 6), 16),
+]);
+export const NOT_MEASURED = 254;
+export const NAN = 255;
+
+export function viridis(share: number): [number, number, number] {
+  const at = Math.min(1, Math.max(0, share)) * (VIRIDIS.length - 1);
+  const [below, above] = [VIRIDIS[Math.floor(at)]!, VIRIDIS[Math.ceil(at)]!];
+  const rest = at - Math.floor(at);
+  const mix = (part: number) => Math.round(below[part]! + (above[part]! - below[part]!) * rest);
+  return [mix(0), mix(1), mix(2)];
+}
+
+/** 256 colours as RGBA: the scale, then nothing at all, then what NaN looks like. */
+export function palette(nan: [number, number, number]): Uint8ClampedArray {
+  const colours = new Uint8ClampedArray(256 * 4);
+  for (let value = 0; value < NOT_MEASURED; value++) colours.set([...viridis(value / 253), 255], value * 4);
+  colours.set([...nan, 255], NAN * 4);
+  return colours;
+}
+
+// -- flame graph ------------------------------------------------------------------------------------------------------
+
+export interface Box {
+  span: Span;
+  x: number;
+  width: number;
+  row: number;
+}
+
+/** The spans with the time between the outermost calls cut short: what the script did between them is not ours to show. */
+export function withoutGaps(spans: Span[]): Span[] {
+  const outer = spans.filter((span) => span.depth === 0);
+  const least = 0.01 * outer.reduce((sum, span) => sum + span.duration, 0);
+  let [cut, end] = [0, 0];
+  return spans.map((span) => {
+    if (span.depth === 0) {
+      cut += Math.max(0, span.start - end - least);
+      end = Math.max(end, span.end);
+    }
+    return { ...span, start: span.start - cut, end: span.end - cut };
+  });
+}
+
+/** The boxes of a stretch of time, 0 to 1 wide; those too narrow to be seen are left out. */
+export function boxesOf(spans: Span[], from: number, to: number, narrowest: number): Box[] {
+  const length = to - from;
+  if (!(length > 0)) return [];
+  const found: Box[] = [];
+  for (const span of spans) {
+    if (span.end <= from || span.start >= to) continue;
+    const x = Math.max(0, (span.start - from) / length);
+    const width = Math.min(1, (span.end - from) / length) - x;
+    if (width >= narrowest) found.push({ span, x, width, row: span.depth });
+  }
+  return found;
+}
+
+// -- marks ------------------------------------------------------------------------------------------------------------
+
+export interface Mark {
+  step: number;
+  kind: "finding" | "hit";
+  label: string;
+}
+
+/** Marks that would lie on one another become one, which says all they say. */
+export function clustered(marks: Mark[], last: number, width: number, least = 14): (Mark & { x: number })[] {
+  const found: (Mark & { x: number })[] = [];
+  for (const mark of [...marks].sort((a, b) => a.step - b.step)) {
+    const x = (Math.min(mark.step, last) / Math.max(last, 1)) * width;
+    const before = found.at(-1);
+    if (before && x - before.x < least) {
+      before.label += `; ${mark.label}`;
+      if (mark.kind === "finding") before.kind = "finding";
+    } else found.push({ ...mark, x });
+  }
+  return found;
+}
+
+// -- health -----------------------------------------------------------------------------------------------------------
+
+export type Health = "bad" | "warn" | "ok" | "unknown";
+export const MOSTLY_DEAD = 0.9;
+
+/** What is wrong with a layer at a step: what was found there by then, and what its numbers say. */
+export function healthOf(layer: string, frame: Frame | null, at: number, found: Finding[], step: number): [Health, string] {
+  const here = found.filter((one) => one.layer === layer && (one.step ?? 0) <= step);
+  const critical = here.find((one) => one.severity === "critical");
+  if (critical) return ["bad", critical.kind];
+  const number = (metric: string) => frame?.metrics[metric]?.[at] ?? NaN;
+  if (number("nan_count") > 0) return ["bad", "NaN"];
+  if (number("inf_count") > 0) return ["bad", "Inf"];
+  const warning = here.find((one) => one.severity === "warning");
+  if (warning) return ["warn", warning.kind];
+  if (number("dead_ratio") >= MOSTLY_DEAD) return ["warn", `${Math.round(number("dead_ratio") * 100)} % zero`];
+  const measured = Object.values(frame?.metrics ?? {}).some((column) => Number.isFinite(column[at] ?? NaN));
+  return measured ? ["ok", "ok"] : ["unknown", ""];
+}

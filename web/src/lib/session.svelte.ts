@@ -1,0 +1,320 @@
+import { type Address, read, type View, written } from "./address";
+import { ask, query, Refused, send } from "./api";
+import type { Mark } from "./chart";
+import { real, words } from "./numbers";
+import { frameOf, listen, type Message } from "./stream";
+import type { Breakpoint, Finding, Frame, FrameAnswer, RunDetails, RunEntry, Series, Settings, Verdict, Where } from "./types";
+
+const NONE: Settings = { theme: "dark", refresh_s: 1, max_history: 1000, history: 100, charts: [], version: "" };
+const SLOWLY_S = 2; // panels that read much of the run follow it no faster
+
+/** Everything the page knows: one run, where in it we look, and what is on the screen. */
+export class Session {
+  settings = $state.raw<Settings>(NONE);
+  runs = $state.raw<RunEntry[]>([]);
+  run = $state.raw<RunDetails | null>(null);
+  where = $state.raw<Where>({ state: "running", attached: false });
+  findings = $state.raw<Finding[]>([]);
+  verdict = $state.raw<Verdict | null>(null);
+  breakpoints = $state.raw<Breakpoint[]>([]);
+  newest = $state.raw<Frame | null>(null); // of the stream
+  past = $state.raw<Frame | null>(null); // of the step that was chosen, or now and then of the newest, in every metric
+  timedStep = $state<number | null>(null); // the last step up to the one shown whose layers were timed
+  flops = $state.raw<(number | null)[]>([]);
+  lastStep = $state<number | null>(null);
+  slowStep = $state<number | null>(null); // as lastStep, seldom enough for panels that ask for much
+  losses = $state.raw<{ step: number; value: number | null }[]>([]);
+  hits = $state.raw<Mark[]>([]);
+  connected = $state(false);
+  broken = $state<string | null>(null); // why nothing can be shown
+  said = $state(""); // for those who listen instead of looking
+  told = $state<{ text: string; bad: boolean } | null>(null); // what became of the last action
+  address = $state<Address>(read(location.search));
+  theme = $state<"dark" | "light">("dark");
+  #layers: string[] = [];
+  #slowSince = 0;
+  #stop: (() => void) | null = null;
+
+  get live(): boolean {
+    return this.address.step === null;
+  }
+
+  /** The step that every panel shows. */
+  get step(): number {
+    return this.address.step ?? this.lastStep ?? 0;
+  }
+
+  get slowly(): number {
+    return this.address.step ?? this.slowStep ?? 0;
+  }
+
+  get frame(): Frame | null {
+    return this.live ? (this.past?.step === this.newest?.step ? this.past : this.newest) : this.past;
+  }
+
+  get name(): string | null {
+    return this.address.run;
+  }
+
+  get layer(): string | null {
+    return this.address.layer ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null;
+  }
+
+  get names(): string[] {
+    return this.run?.layers.map((one) => one.name) ?? [];
+  }
+
+  get paused(): boolean {
+    return this.where.state === "paused";
+  }
+
+  get over(): boolean {
+    return this.where.state !== "running" && this.where.state !== "paused";
+  }
+
+  get marks(): Mark[] {
+    const found = this.findings.filter((one) => one.step !== null && one.severity !== "info");
+    const marks: Mark[] = found.map((one) => ({ step: one.step!, kind: "finding", label: `step ${one.step}: ${one.summary}` }));
+    const known = new Set(this.hits.map((hit) => hit.step));
+    for (const one of this.breakpoints) {
+      if (one.last_hit_step !== null && !known.has(one.last_hit_step)) marks.push(hitMark(one.last_hit_step, one.layer_name));
+    }
+    return [...marks, ...this.hits];
+  }
+
+  // -- beginning and changing the run ---------------------------------------------------------------------------------
+
+  async start(): Promise<void> {
+    try {
+      this.settings = await ask<Settings>("/api/settings");
+      this.setTheme(chosenTheme(this.settings.theme), false);
+      this.runs = (await ask<{ runs: RunEntry[] }>("/api/runs")).runs;
+      const wanted = this.runs.find((one) => one.name === this.address.run) ?? this.runs[0];
+      await this.open(wanted?.name ?? null);
+    } catch (error) {
+      this.broken = error instanceof Refused ? error.message : "the server does not answer; is it still running?";
+    }
+  }
+
+  async open(name: string | null): Promise<void> {
+    this.#stop?.();
+    Object.assign(this, { run: null, findings: [], verdict: null, newest: null, past: null, losses: [], hits: [], breakpoints: [] });
+    Object.assign(this, { lastStep: null, slowStep: null, timedStep: null });
+    const same = this.#stop === null || name === this.address.run; // the first run comes with the address
+    this.go({ run: this.runs.length > 1 ? name : null, ...(same ? {} : { layer: null, step: null, finding: null }) });
+    await this.readRun();
+    this.#stop = listen(this.name, {
+      message: (message) => this.hear(message),
+      connected: (yes) => (this.connected = yes),
+      lastStep: () => this.lastStep,
+    });
+    void this.readVerdict();
+    void this.readBreakpoints();
+  }
+
+  async readRun(): Promise<void> {
+    const run = await ask<RunDetails>(this.path("/api/run"));
+    this.run = run;
+    this.where = run.where;
+    this.grow(run.last_step);
+    document.title = `${run.name} · NeuralDbg`;
+    await this.readLoss();
+  }
+
+  async readLoss(): Promise<void> {
+    if (this.run?.series.includes("loss")) {
+      const loss = await ask<Series>(this.path("/api/series", { metric: "loss", points: this.settings.max_history }));
+      const broken = new Set(loss.nan_steps);
+      this.losses = loss.steps.map((step, at) => ({ step, value: broken.has(step) ? NaN : real(loss.max[at]) }));
+    }
+  }
+
+  async readVerdict(): Promise<void> {
+    const name = this.name;
+    const verdict = await ask<Verdict>(this.path("/api/verdict")).catch(() => null);
+    const found = await ask<{ findings: Finding[] }>(this.path("/api/findings")).catch(() => null);
+    if (name !== this.name || !verdict || !found) return;
+    if (verdict.state !== this.verdict?.state) this.say(`Verdict: ${verdict.state}. ${verdict.headline}`);
+    this.verdict = verdict;
+    this.findings = found.findings;
+  }
+
+  async readBreakpoints(): Promise<void> {
+    if (!this.where.attached) return;
+    try {
+      const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint"));
+      this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
+    } catch {
+      this.breakpoints = []; // no training process: there are none
+    }
+  }
+
+  /** Every layer at the step that is shown, in more numbers than the stream has. */
+  async readFrame(step: number | null, signal: AbortSignal): Promise<void> {
+    const answer = await ask<FrameAnswer & { timed_step: number | null; flops: (number | null)[] }>(
+      this.path("/api/frame", { step }),
+      signal,
+    ).catch(() => null);
+    if (!answer || signal.aborted) return;
+    this.timedStep = answer.timed_step;
+    this.flops = answer.flops;
+    if (answer.step === null) return;
+    const numbers = Object.entries(answer.metrics).map(([name, column]) => [name, column.map((value) => real(value) ?? NaN)] as const);
+    this.past = { step: answer.step, layers: answer.layers, metrics: Object.fromEntries(numbers) };
+  }
+
+  // -- the stream -----------------------------------------------------------------------------------------------------
+
+  hear(message: Message): void {
+    if (message.type === "layers") {
+      this.#layers = message.layers;
+      if (this.run && this.run.layers.length !== message.layers.length) void this.readRun();
+    } else if (message.type === "frame") {
+      this.newest = frameOf(message, this.#layers);
+      this.grow(message.last_step);
+      const loss = real(message.scalars["loss"]);
+      if (loss !== null && message.step > (this.losses.at(-1)?.step ?? -1)) {
+        this.losses = [...this.losses, { step: message.step, value: loss }].slice(-2 * this.settings.max_history);
+      }
+    } else if (message.type === "state") this.changed(message);
+    else if (message.type === "hit") {
+      this.hits = [...this.hits, hitMark(message.step, message.layer)].slice(-200);
+      void this.readBreakpoints();
+    } else if (message.type === "finding") {
+      const known = message.finding && this.findings.some((one) => one.id === message.finding?.id);
+      if (message.finding && !known && message.finding.severity !== "info") this.say(`Found: ${message.finding.summary}`);
+      if (!known || message.withdrawn) void this.readVerdict();
+    }
+  }
+
+  changed(now: Where): void {
+    const before = this.where;
+    this.where = now;
+    if (now.state === "paused" && (before.state !== "paused" || before.layer !== now.layer || before.step !== now.step)) {
+      this.say(`Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`);
+      void this.readBreakpoints();
+    } else if (now.state !== before.state) this.say(`The run is ${now.state}`);
+    if (before.state !== now.state && this.over) void this.readRun().then(() => this.readVerdict());
+    if (now.step !== undefined && now.step !== null) this.grow(Math.max(now.step, this.lastStep ?? 0));
+  }
+
+  grow(last: number | null): void {
+    this.lastStep = last;
+    const now = performance.now();
+    if (this.slowStep === null || this.over || now - this.#slowSince > 1000 * Math.max(SLOWLY_S, this.settings.refresh_s)) {
+      this.slowStep = last;
+      this.#slowSince = now;
+      if (this.newest && !this.over) void (this.run?.series.includes("loss") ? this.readLoss() : this.readRun());
+    }
+  }
+
+  // -- what a person does ---------------------------------------------------------------------------------------------
+
+  path(path: string, given: Record<string, string | number | null | undefined> = {}): string {
+    return query(path, { ...given, run: this.name });
+  }
+
+  go(change: Partial<Address>): void {
+    this.address = { ...this.address, ...change };
+    const text = location.pathname + written(this.address);
+    if (change.view) history.pushState(null, "", text);
+    else history.replaceState(null, "", text);
+  }
+
+  show(view: View, change: Partial<Address> = {}): void {
+    this.go({ ...change, view });
+    scrollTo({ top: 0 });
+  }
+
+  /** null follows the newest step. */
+  goto(step: number | null): void {
+    const last = this.lastStep ?? 0;
+    this.go({ step: step === null ? null : Math.min(Math.max(0, Math.round(step)), last) });
+  }
+
+  select(layer: string): void {
+    this.go({ layer });
+  }
+
+  nextLayer(by: number): void {
+    const at = this.names.indexOf(this.layer ?? "");
+    const next = this.names[Math.min(Math.max(at + by, 0), this.names.length - 1)];
+    if (next) this.select(next);
+  }
+
+  nextFinding(): void {
+    const steps = [...new Set(this.marks.filter((one) => one.kind === "finding").map((one) => one.step))].sort((a, b) => a - b);
+    const next = steps.find((step) => !this.live && step > this.step) ?? steps[0];
+    if (next !== undefined) this.goto(next);
+    else this.tell("No finding to go to");
+  }
+
+  async control(verb: "pause" | "continue" | "step", unit?: "layer" | "step"): Promise<void> {
+    if (!this.where.attached) return this.tell("No training process is attached to this run", true);
+    if ((verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
+    // the stream tells the new state: the one in the answer may be older than what it has told already
+    await this.act(async () => (await send<{ message: string }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {})).message);
+  }
+
+  /** Does something that may be refused, and says what became of it. */
+  async act(action: () => Promise<string>): Promise<boolean> {
+    try {
+      this.tell(await action());
+      return true;
+    } catch (error) {
+      this.tell(error instanceof Refused ? error.message : "the server does not answer", true);
+      return false;
+    }
+  }
+
+  addBreakpoint(layer: string, condition: string | null, group: string | null = null): Promise<boolean> {
+    return this.#edit("POST", "", { layer_name: layer, condition, group });
+  }
+
+  changeBreakpoint(id: number, change: Partial<Breakpoint>): Promise<boolean> {
+    return this.#edit("PATCH", `/${id}`, change);
+  }
+
+  switchGroup(group: string, enabled: boolean): Promise<boolean> {
+    return this.#edit("PATCH", "/group", { group, enabled });
+  }
+
+  removeBreakpoint(id: number): Promise<boolean> {
+    return this.#edit("DELETE", `/${id}`, {});
+  }
+
+  async #edit(method: "POST" | "PATCH" | "DELETE", which: string, body: object): Promise<boolean> {
+    const done = await this.act(async () => (await send<{ message: string }>(method, this.path(`/api/breakpoint${which}`), body)).message);
+    await this.readBreakpoints();
+    return done;
+  }
+
+  setTheme(theme: "dark" | "light", keep = true): void {
+    this.theme = theme;
+    document.documentElement.dataset.theme = theme;
+    if (keep) localStorage.setItem("neuraldbg.theme", theme);
+  }
+
+  say(text: string): void {
+    this.said = text;
+  }
+
+  tell(text: string, bad = false): void {
+    this.told = { text, bad };
+  }
+}
+
+function hitMark(step: number, layer: string | null): Mark {
+  return { step, kind: "hit", label: `step ${step}: breakpoint hit at ${layer ?? "the step"}` };
+}
+
+/** What the person chose on this page before counts more than the configuration. */
+function chosenTheme(configured: Settings["theme"]): "dark" | "light" {
+  const kept = localStorage.getItem("neuraldbg.theme");
+  if (kept === "dark" || kept === "light") return kept;
+  if (configured !== "auto") return configured;
+  return matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
+}
+
+export const session = new Session();
+export const titleOf = (kind: string): string => words(kind).replace(/^./, (first) => first.toUpperCase());

@@ -1,0 +1,68 @@
+/** The WebSocket: messages as they come, and again after a lost connection. */
+import type { Finding, Frame, Num, Where } from "./types";
+
+export type Message =
+  | { type: "layers"; layers: string[] }
+  | { type: "frame"; step: number; last_step: number; metrics: Record<string, string>; scalars: Record<string, Num> }
+  | ({ type: "state" } & Where)
+  | { type: "hit"; step: number; layer: string | null; breakpoints: number[] }
+  | { type: "finding"; finding?: Finding; withdrawn?: string }
+  | { type: "error"; error: string }
+  | { type: "state_change" | "execution_progress" | "done" };
+
+const FIRST_WAIT_MS = 500;
+const LONGEST_WAIT_MS = 8000;
+
+export function floats(base64: string): Float32Array {
+  const bytes = bytesOf(base64);
+  return new Float32Array(bytes.buffer, 0, bytes.length >> 2);
+}
+
+export function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);
+  return bytes;
+}
+
+export function frameOf(message: { step: number; metrics: Record<string, string> }, layers: string[]): Frame {
+  const metrics = Object.fromEntries(Object.entries(message.metrics).map(([name, text]) => [name, floats(text)]));
+  return { step: message.step, layers, metrics };
+}
+
+export interface Listener {
+  message(message: Message): void;
+  connected(yes: boolean): void;
+  lastStep(): number | null;
+}
+
+/** Returns what ends it. */
+export function listen(run: string | null, listener: Listener): () => void {
+  let socket: WebSocket | null = null;
+  let wait = FIRST_WAIT_MS;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let over = false;
+  const open = () => {
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    socket = new WebSocket(`${scheme}://${location.host}/api/events${run ? `?run=${encodeURIComponent(run)}` : ""}`);
+    socket.onopen = () => {
+      wait = FIRST_WAIT_MS;
+      listener.connected(true);
+      const last = listener.lastStep();
+      if (last !== null) socket?.send(JSON.stringify({ last_step: last }));
+    };
+    socket.onmessage = (event: MessageEvent<string>) => listener.message(JSON.parse(event.data) as Message);
+    socket.onclose = () => {
+      if (over) return;
+      listener.connected(false);
+      timer = setTimeout(open, wait);
+      wait = Math.min(wait * 2, LONGEST_WAIT_MS);
+    };
+  };
+  open();
+  return () => {
+    over = true;
+    clearTimeout(timer);
+    socket?.close();
+  };
+}

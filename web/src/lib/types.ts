@@ -1,0 +1,110 @@
+/** What the server answers. A number that JSON has no word for arrives as "nan", "inf" or "-inf". */
+
+export type Num = number | "nan" | "inf" | "-inf" | null;
+export type RunState = "running" | "paused" | "finished" | "crashed" | "killed";
+export type Severity = "critical" | "warning" | "info";
+
+export interface Settings {
+  theme: "dark" | "light" | "auto"; refresh_s: number; max_history: number; history: number; charts: string[];
+  version: string;
+}
+
+export interface RunEntry {
+  name: string; command: string[]; script: string | null; started: string; duration_s: number | null;
+  exit_code: number | null; error: string | null; last_step: number | null; steps: number | null; state: RunState;
+}
+
+export interface LayerEntry { name: string; type: string | null; parameters: number | null; source: string | null }
+export interface TreeNode extends LayerEntry { path: string; children: TreeNode[] }
+
+export interface RunDetails extends RunEntry {
+  backend: string | null; versions: Record<string, string>; world_size: number | null; ranks: number[];
+  damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
+}
+
+export interface Where {
+  state: RunState; attached: boolean; step?: number | null; layer?: string | null; phase?: string | null;
+  source?: string | null; reasons?: string[]; values?: Record<string, Num>;
+}
+
+export interface Suggestion {
+  title: string; patch: string | null; auto: string | null; verified: boolean | null; effect: string | null;
+}
+
+export interface Link { kind: string; layer: string | null; step: number | null; summary: string }
+
+export interface Finding {
+  id: string; kind: string; severity: Severity; confidence: number | null; step: number | null;
+  last_step: number | null; layer: string | null; source: string | null; summary: string;
+  evidence: Record<string, Num | string>; inference: string; chain: Link[]; suggestions: Suggestion[];
+}
+
+export interface Verdict {
+  state: "healthy" | "warning" | "critical" | "undecided"; headline: string; finding: string | null;
+}
+
+export interface Breakpoint {
+  id: number; layer_name: string; condition: string | null; phase: string; enabled: boolean; group: string | null;
+  once: boolean; hit_count: number; trigger_count: number; last_hit_step: number | null; failed: string | null;
+  pending: boolean; layers: string[];
+}
+
+export interface Series {
+  metric: string; layer: string | null; steps: number[]; min: Num[]; max: Num[]; nan_steps: number[];
+}
+
+/** One number for every layer and metric, at one step; NaN where nothing was measured. */
+export interface Frame { step: number; layers: string[]; metrics: Record<string, ArrayLike<number>> }
+export interface FrameAnswer { step: number | null; layers: string[]; metrics: Record<string, Num[]> }
+
+export interface HeatAnswer {
+  metric: string; layers: string[]; edges: number[]; cells: string; min: number | null; max: number | null;
+  log: boolean;
+}
+
+export interface Spread { mean: Num; std: Num; min: Num; max: Num; median: Num }
+
+export interface Inspected {
+  layer: string; type: string | null; parameters: number | null; source: string | null; aliases: string[];
+  step: number | null; latest: Record<string, Num>; statistics: Record<string, Partial<Spread>>;
+  profile: Record<string, Num>; history: Record<string, Num>[]; breakpoint: Partial<Breakpoint>;
+}
+
+export interface Span { name: string; start: number; end: number; duration: number; depth: number; phase: string }
+
+export interface SlowLayer {
+  layer: string; total_time: number; call_count: number; min_time: number; max_time: number; avg_time: number;
+}
+
+export interface Curve { steps: number[]; time_s: number[]; min: Num[]; max: Num[] }
+
+export interface Resources {
+  cpu: Record<string, Curve>; memory: Record<string, Curve>; gpu: Record<string, Record<string, Curve>>;
+}
+
+export interface AnomalyAnswer {
+  samples: number; total: number; sensitivity: number; layers: { layer: string; count: number; severity: Num }[];
+  found: { step: number; layer: string | null; metrics: string[]; methods: string[]; severity: Num }[];
+}
+
+export interface CheckAnswer {
+  error: string | null; nearest?: string[]; condition: string; keys: string[]; would_hit: number; looked_at: number; layers: string[];
+  steps: [number, number] | null; last: { step: number; layer: string } | null;
+}
+
+export interface Tensor {
+  shape: number[]; dtype: string; device: string; stats: Record<string, Num> | null;
+  histogram: { low: number; high: number; counts: number[] } | null; slice: string | null; slice_shape: number[];
+  values: Num[]; cut: boolean;
+}
+
+export interface Side {
+  id: string; steps: number; duration_s: number | null; state: string; first_loss: Num; final_loss: Num;
+  step_time_s: Num; command: string; optimizers: string;
+}
+
+export interface Comparison {
+  a: Side; b: Side; loss: [number, Num, Num][]; loss_differs_from: number | null; only_in_a: string[];
+  only_in_b: string[]; changed_params: unknown[]; divergence_searched: boolean;
+  divergence: { layer: string; kind: string; step: number; field: string; a: Num; b: Num } | null;
+}

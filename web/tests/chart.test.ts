@@ -1,0 +1,92 @@
+import { describe, expect, it } from "vitest";
+import { boxesOf, clustered, columnOf, healthOf, moved, NAN, NOT_MEASURED, palette, place, scaleOf, valueAt, viridis, withoutGaps, zoomed } from "../src/lib/chart";
+import type { Finding, Span } from "../src/lib/types";
+
+const span = (name: string, start: number, end: number, depth: number): Span => ({ name, start, end, duration: end - start, depth, phase: "forward" });
+const finding = (severity: Finding["severity"], layer: string, step: number): Finding => ({
+  id: "1", kind: "nan_loss", severity, confidence: 1, step, last_step: null, layer, source: null, summary: "", evidence: {}, inference: "", chain: [], suggestions: [],
+});
+
+describe("scales", () => {
+  it("go by powers of ten where the values span many of them", () => {
+    expect(scaleOf([1e-6, 1])).toEqual({ low: 1e-6, high: 1, log: true });
+    expect(scaleOf([1, 10])).toEqual({ low: 1, high: 10, log: false });
+    expect(scaleOf([-1, 1e6]).log).toBe(false);
+  });
+  it("leave out what cannot be drawn, and are never empty", () => {
+    expect(scaleOf([NaN, Infinity, null, 2, 4])).toEqual({ low: 2, high: 4, log: false });
+    expect(scaleOf([])).toEqual({ low: 0, high: 1, log: false });
+    expect(scaleOf([7, 7])).toEqual({ low: 7, high: 8, log: false });
+  });
+  it("place a value where they find it again", () => {
+    for (const scale of [{ low: 1e-6, high: 10, log: true }, { low: -3, high: 5, log: false }]) {
+      for (const share of [0, 0.25, 1]) expect(place(valueAt(share, scale), scale)).toBeCloseTo(share, 9);
+    }
+    expect(place(-5, { low: 0, high: 1, log: false })).toBe(0);
+  });
+});
+
+describe("columns of steps", () => {
+  it("hold the steps from their edge on", () => {
+    const edges = [0, 10, 20, 25];
+    expect([0, 9, 10, 24, 99, -1].map((step) => columnOf(step, edges))).toEqual([0, 0, 1, 2, 2, 0]);
+  });
+});
+
+describe("zoom", () => {
+  const whole = { from: 0, to: 1000 };
+  it("keeps the step under the cursor where it is", () => {
+    const now = zoomed({ from: 0, to: 1000 }, 250, 0.5, whole);
+    expect(now).toEqual({ from: 125, to: 625 });
+    expect((250 - now.from) / (now.to - now.from)).toBeCloseTo(0.25);
+  });
+  it("never leaves the run, nor becomes too narrow to see", () => {
+    expect(zoomed({ from: 0, to: 100 }, 0, 50, whole)).toEqual(whole);
+    expect(zoomed({ from: 500, to: 506 }, 503, 0.01, whole).to - zoomed({ from: 500, to: 506 }, 503, 0.01, whole).from).toBe(4);
+    expect(moved({ from: 900, to: 1000 }, 500, whole)).toEqual({ from: 900, to: 1000 });
+    expect(moved({ from: 100, to: 200 }, -500, whole)).toEqual({ from: 0, to: 100 });
+  });
+});
+
+describe("colours", () => {
+  it("go from dark violet to yellow, and keep two for what is no number", () => {
+    expect(viridis(0)).toEqual([0x44, 0x01, 0x54]);
+    expect(viridis(1)).toEqual([0xfd, 0xe7, 0x25]);
+    const colours = palette([255, 63, 164]);
+    expect([...colours.subarray(NAN * 4, NAN * 4 + 4)]).toEqual([255, 63, 164, 255]);
+    expect(colours[NOT_MEASURED * 4 + 3]).toBe(0);
+  });
+});
+
+describe("flame graph", () => {
+  const spans = [span("a", 0, 1, 0), span("a.b", 0.2, 0.4, 1), span("loss", 9, 10, 0), span("x", 9.5, 9.6, 1)];
+  it("shows a stretch of time, and leaves out what is too narrow", () => {
+    expect(boxesOf(spans, 0, 10, 0.05).map((box) => box.span.name)).toEqual(["a", "loss"]);
+    expect(boxesOf(spans, 0.2, 0.4, 0).map((box) => [box.span.name, box.x, box.width])).toEqual([["a", 0, 1], ["a.b", 0, 1]]);
+    expect(boxesOf(spans, 1, 1, 0)).toEqual([]);
+  });
+  it("cuts the time between the outermost calls short, never a call", () => {
+    const cut = withoutGaps(spans);
+    expect(cut.map((one) => one.end - one.start).map((each) => Number(each.toFixed(9)))).toEqual([1, 0.2, 1, 0.1]);
+    expect(cut[2]!.start).toBeCloseTo(1.02);
+    expect(cut[3]!.start - cut[2]!.start).toBeCloseTo(0.5);
+  });
+});
+
+describe("marks", () => {
+  it("that would lie on one another become one, a finding before a hit", () => {
+    const marks = clustered([{ step: 50, kind: "hit", label: "hit" }, { step: 51, kind: "finding", label: "found" }, { step: 90, kind: "hit", label: "late" }], 100, 200);
+    expect(marks.map((mark) => [mark.kind, mark.label, mark.x])).toEqual([["finding", "hit; found", 100], ["hit", "late", 180]]);
+  });
+});
+
+describe("health", () => {
+  const frame = { step: 5, layers: ["a"], metrics: { nan_count: [0], dead_ratio: [0.95], grad_norm: [1] } };
+  it("is what was found by that step, then what the numbers say", () => {
+    expect(healthOf("a", frame, 0, [finding("critical", "a", 3)], 5)).toEqual(["bad", "nan_loss"]);
+    expect(healthOf("a", frame, 0, [finding("critical", "a", 9)], 5)).toEqual(["warn", "95 % zero"]);
+    expect(healthOf("a", { ...frame, metrics: { nan_count: [2] } }, 0, [], 5)).toEqual(["bad", "NaN"]);
+    expect(healthOf("a", { ...frame, metrics: { grad_norm: [1] } }, 0, [], 5)).toEqual(["ok", "ok"]);
+    expect(healthOf("b", { ...frame, metrics: { grad_norm: [NaN] } }, 0, [], 5)).toEqual(["unknown", ""]);
+  });
+});
