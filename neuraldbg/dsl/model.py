@@ -133,6 +133,7 @@ class Network:
     choices: tuple[Choice, ...]
     line: int
     lines: dict[str, int] = field(default_factory=dict)  # section -> line; "train.epochs" -> line
+    columns: dict[str, int] = field(default_factory=dict)
 
     def each_layer(self) -> Iterator[Layer]:
         yield from _walk(self.layers)

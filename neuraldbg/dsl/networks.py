@@ -9,12 +9,13 @@ from neuraldbg.dsl import syntax
 from neuraldbg.dsl.cursor import Cursor, TooDeep, Unexpected
 from neuraldbg.dsl.expand import Expander, TooLarge, plain
 from neuraldbg.dsl.lexer import tokenize
-from neuraldbg.dsl.model import Called, Chooser, Input, Network, Reference, Setting
+from neuraldbg.dsl.model import Called, Choice, Chooser, Input, Network, Reference, Setting
 from neuraldbg.dsl.parse_values import value as read_value
 from neuraldbg.dsl.problems import Problem, Severity, Source
 from neuraldbg.dsl.values import BadValue, Evaluator, shown
 
 _SCOPE: dict[str, Any] = {}
+_SEARCHED = ("batch_size", "epochs")  # a list of these is a choice
 
 
 def macros_of(file: syntax.File, source: Source) -> tuple[dict[str, syntax.Macro], list[Problem]]:
@@ -41,6 +42,7 @@ class NetworkReader:
         self.expander = Expander(source, macros, self.evaluator)
         self.problems: list[Problem] = []
         self._lines: dict[str, int] = {}
+        self._columns: dict[str, int] = {}
 
     def read(self) -> Network:
         sections = self._sections()
@@ -71,9 +73,13 @@ class NetworkReader:
             choices=tuple(self.evaluator.choices),
             line=self._line(self.node.at),
             lines=self._lines,
+            columns=self._columns,
         )
 
     # -- sections --------------------------------------------------------------------------------------------------
+
+    def _place(self, key: str, at: int) -> None:
+        self._lines[key], self._columns[key] = self.source.position(at)
 
     def _line(self, at: int) -> int:
         return self.source.position(at)[0]
@@ -89,7 +95,7 @@ class NetworkReader:
                 self._say(Severity.ERROR, section.at, f"{section.key} is already given on line {line}")
             else:
                 found[section.key] = section
-                self._lines[section.key] = self._line(section.at)
+                self._place(section.key, section.at)
         if "input" not in found:
             self._say(Severity.ERROR, self.node.at, f"network {self.node.name} has no input: section")
         if "layers" not in found:
@@ -121,7 +127,12 @@ class NetworkReader:
         for entry in section.entries:
             name = str(entry.name)
             found[name] = self._value(entry.value, f"{path}.{name}")
-            self._lines[f"{path}.{name}"] = self._line(entry.at)
+            if path == "train" and isinstance(found[name], list) and found[name] and name in _SEARCHED:
+                line, column = self.source.position(entry.at)
+                options = tuple(found[name])
+                choice = Choice(f"train.{name}", "categorical", options, None, None, None, line, column)
+                found[name] = self.evaluator.decide(choice)
+            self._place(f"{path}.{name}", entry.at)
         return found
 
     def _metrics(self, section: syntax.Section | None) -> tuple[str, ...]:
