@@ -193,12 +193,8 @@ class _PlanReader:
         if given.get("search_method") is not None:
             self.plan.search_method = str(given["search_method"])
             if self.plan.search_method not in ("bayesian", "random", "grid"):
-                line = self.line("train.search_method")
-                self.say(
-                    Severity.WARNING,
-                    line,
-                    f"search_method is bayesian, random or grid, not {self.plan.search_method!r}",
-                )
+                why = f"search_method is bayesian, random or grid, not {self.plan.search_method!r}"
+                self.say_at(Severity.WARNING, "train.search_method", why)
         self.plan.patience = self._patience(given)
 
     def _patience(self, given: dict[str, Any]) -> int | None:
