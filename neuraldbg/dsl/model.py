@@ -85,9 +85,9 @@ class Choice:
     path: str  # "Dense_1.units", "optimizer.learning_rate", "train.batch_size"
     kind: str  # categorical, range, log_range
     options: tuple[Any, ...]
-    start: float | None
-    end: float | None
-    step: float | None
+    start: Any  # int or float, as written; a whole range is searched in whole numbers
+    end: Any
+    step: Any
     line: int
     column: int
     taken: Any = None

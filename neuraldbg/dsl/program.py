@@ -70,9 +70,13 @@ def parse(text: str, name: str = "<text>") -> Program:
 
 
 def parse_file(path: str | Path) -> Program:
+    return parse(read_text(path), str(path))
+
+
+def read_text(path: str | Path) -> str:
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        return file.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         known = [each.name for suffix in SUFFIXES for each in file.parent.glob(f"*{suffix}")]
         near = nearest(file.name, known, 1)
@@ -82,7 +86,6 @@ def parse_file(path: str | Path) -> Program:
         raise DslFileNotFound(f"can't open file {str(path)!r}: no permission to read it") from None
     except UnicodeDecodeError as error:
         raise DslError(f"{path}: not a text file (byte {error.start} is not UTF-8)") from None
-    return parse(text, str(path))
 
 
 def first_choice(choice: Choice) -> Any:

@@ -13,6 +13,11 @@ import click
 # name -> what the list of commands says; the file is cli/<name>.py and holds `command`
 COMMANDS = {
     "debug": "Run a training script under the debugger.",
+    "run": "Train a .neural file, without the debugger.",
+    "compile": "Write a .neural file as PyTorch code.",
+    "validate": "Check a .neural file: syntax, values, shapes.",
+    "visualize": "Draw a .neural file, with shapes and counts.",
+    "fmt": "Write .neural files in one style.",
     "view": "Serve runs to a browser and over REST.",
     "report": "Show how a run went.",
     "explain": "Explain a diagnosis, or list them all.",
@@ -143,7 +148,7 @@ def run(command: Callable[[], Any]) -> int:
     except click.ClickException as error:
         return _refuse(error.format_message(), error.exit_code)
     except NeuralDbgError as error:
-        return _refuse(str(error), 2)
+        return _refuse(str(error), getattr(error, "exit_code", 2))
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BrokenPipeError:
