@@ -26,7 +26,7 @@ from neuraldbg.control.gate import Gate
 from neuraldbg.control.server_file import STAY, how_to_continue
 from neuraldbg.control.verbs import Verbs
 from neuraldbg.errors import RunDirectoryError
-from neuraldbg.script import Outcome, flush_streams, load_module, load_script
+from neuraldbg.script import Outcome, Program, flush_streams, load_module, load_script, outcome_of
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
@@ -60,6 +60,7 @@ class Request:
     host: str = "127.0.0.1"
     port: int | None = None  # of the page; None: none is served
     page: tuple[float, int, int] = (1.0, 100, 1000)  # seconds between frames; executions, points kept in view
+    model: Any = None  # the target is a .neural file: read, checked, and what is run instead of a script
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
@@ -69,7 +70,7 @@ def run(request: Request) -> int:
     for note in namesake_notes():
         print(f"neuraldbg: {note}", file=sys.stderr)
     own_path = list(sys.path)
-    program = load_module(request.target, request.args) if request.module else load_script(request.target, request.args)
+    program = _program(request)
     budget = parse_budget(request.budget)
     run_dir = _run_directory(request)
     share = None if budget.full else float(budget.ratio)
@@ -91,6 +92,8 @@ def run(request: Request) -> int:
     began = time.monotonic()
     outcome = program.run()
     _wait_for_threads()
+    for finding in () if request.model is None else request.model.findings():
+        attachment.fact("left_out", **finding)
     attachment.close(
         exit_code=outcome.exit_code,
         error=outcome.error,
@@ -104,6 +107,24 @@ def run(request: Request) -> int:
     if outcome.exit_code == 0 and request.fail_on is not None:
         return verdict
     return outcome.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProgram:
+    """A `.neural` file in the place of a script: its frames name its own lines."""
+
+    model: Any
+
+    def run(self) -> Outcome:
+        return outcome_of(self.model.run)
+
+
+def _program(request: Request) -> Program | ModelProgram:
+    if request.model is not None:
+        return ModelProgram(request.model)
+    if request.module:
+        return load_module(request.target, request.args)
+    return load_script(request.target, request.args)
 
 
 def _hide_own_imports() -> None:

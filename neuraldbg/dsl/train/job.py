@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,10 +44,21 @@ class Job:
     def findings(self) -> list[dict[str, Any]]:
         """What the reading of the file found that a debugger should tell."""
         return [
-            {"kind": problem.kind, "layer": problem.layer, "line": problem.line, "message": problem.message}
+            {
+                "kind": problem.kind,
+                "layer": problem.layer,
+                "source": f"{_shown(self.path)}:{problem.line}",
+                "message": problem.message,
+            }
             for problem in self.problems
             if problem.kind == "softmax_before_cross_entropy"
         ]
+
+
+def _shown(path: str) -> str:
+    """A file as findings name it: relative to the working directory where it lies below it."""
+    here, full = os.getcwd() + os.sep, os.path.abspath(path)
+    return full[len(here) :] if full.startswith(here) else os.path.basename(full)
 
 
 def _print(text: str) -> None:
