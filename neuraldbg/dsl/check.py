@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from neuraldbg.dsl.graph import Graph, Step
-from neuraldbg.dsl.losses import LOSSES, loss_of
+from neuraldbg.dsl.losses import loss_of
 from neuraldbg.dsl.lower import Lowering, Stop
 from neuraldbg.dsl.model import Called, Network
 from neuraldbg.dsl.problems import Problem, Severity, Source, mistakes
@@ -107,6 +107,3 @@ def _penalties(steps: tuple[Step, ...]) -> tuple[tuple[str, float, float], ...]:
         if l1 or l2:
             found.append((step.name, float(l1), float(l2)))
     return tuple(found)
-
-
-__all__ = ["LOSSES", "check", "examine", "refuse"]

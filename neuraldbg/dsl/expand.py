@@ -206,10 +206,11 @@ class Expander:
         if given is None:
             return self._unique(f"{base}_{self._count[base]}")
         text = str(self.evaluator.value(given.value, scope, "name"))
-        clean = re.sub(r"\W", "_", text, flags=re.ASCII) or base
-        clean = f"_{clean}" if clean[0].isdigit() else clean
-        reserved = keyword.iskeyword(clean) or clean in TAKEN or clean.startswith("_")
-        return self._unique(f"{clean.strip('_') or base}_layer" if reserved else clean)
+        clean = re.sub(r"\W", "_", text, flags=re.ASCII).strip("_") or base
+        if clean[0].isdigit():
+            clean = f"{base}_{clean}"
+        reserved = keyword.iskeyword(clean) or clean in TAKEN
+        return self._unique(f"{clean}_layer" if reserved else clean)
 
     def _unique(self, name: str) -> str:
         found, number = name, self._next.get(name, 2)

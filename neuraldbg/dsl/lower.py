@@ -8,7 +8,7 @@ from dataclasses import replace
 from neuraldbg.dsl.catalogue import MERGES
 from neuraldbg.dsl.graph import Graph, InputValue, Shape, Step, Value, size, written
 from neuraldbg.dsl.model import Block, Branch, Layer, Network, Node
-from neuraldbg.dsl.operands import merge_operands, second_input
+from neuraldbg.dsl.operands import aligned, merge_operands, second_input
 from neuraldbg.dsl.problems import Problem, Severity
 from neuraldbg.dsl.rules import RULES, DoesNotFit, Made, Use, WrongArgument
 
@@ -66,16 +66,12 @@ class Lowering:
                 self._branch(node)
             elif isinstance(node, Block):
                 self.join(node.line, node.column)
-                self._start()
                 self.starts.append(self.current)
                 self.walk(node.layers)
                 self.join(node.line, node.column)
                 self.starts.pop()
             else:
                 self._layer(node)
-
-    def _start(self) -> None:
-        pass
 
     def _branch(self, node: Branch) -> None:
         trunk = self.current
@@ -138,8 +134,6 @@ class Lowering:
         self.starts.pop()
         if layer.type == "ResidualConnection":
             self.join(layer.line, layer.column)
-            from neuraldbg.dsl.operands import aligned
-
             shortcut = aligned(self, layer, self.current, start)
             if shortcut is not None:
                 self.apply(replace(layer, type="Add"), [self.current, shortcut])
@@ -279,7 +273,7 @@ class Lowering:
                 output=output,
                 shapes_in=tuple(self.shape(value) for value in values),
                 shape=made.shape,
-                parameters=made.parameters,
+                parameters=made.parameters + (made.activation == "prelu"),
                 flops=made.flops,
                 layer=layer,
                 activation=made.activation,
