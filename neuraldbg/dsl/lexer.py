@@ -20,7 +20,7 @@ _TOKEN: Final = re.compile(
   | (?P<string>"(?:[^"\\\n]|\\[^\n])*"|'(?:[^'\\\n]|\\[^\n])*')
   | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<variable>\$[A-Za-z_][A-Za-z0-9_]*)
-  | (?P<punctuation>[{}()\[\]:,;=@*/+\-%])
+  | (?P<punctuation>[{}()\[\]:,;=@*+\-%]|/(?!\*))
     """,
     re.VERBOSE,
 )

@@ -64,8 +64,7 @@ def _next_section(cursor: Cursor) -> bool:
     if cursor.kind() != NAME:
         return False
     if text in SECTIONS:
-        follows = cursor.text(1)
-        return follows == "{" or (follows == ":" and not (cursor.text(2) == "{" and text not in ("hpo", "train")))
+        return cursor.text(1) in (":", "{")
     return text in TOP and cursor.kind(1) == NAME
 
 

@@ -65,7 +65,6 @@ def test_help_lists_every_command_and_every_command_has_a_file(tmp_path: Path) -
         (("debug", "--budget", "5", "t.py"), "write 5% if you mean percent"),
         (("debug", "--max-disk", "lots", "t.py"), "a size such as 512MB"),
         (("debug", "--fail-on", "never", "t.py"), "flag --fail-on"),
-        (("debug", "model.neural", "--gradients"), "model.neural: .neural files are not in this version"),
         (("debug", "torchrun", "--nproc-per-node", "2", "t.py"), "torchrun: launchers are not in this version"),
         (("debug", "python", "-O", "t.py"), "python -O -m neuraldbg train.py"),
         (("debug", "-m"), "-m needs the name of a module"),

@@ -7,6 +7,7 @@ import gzip
 import io
 import pickle
 import struct
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -56,15 +57,17 @@ def _folder(path: Path, shape: tuple[int, ...]) -> Samples:
 
 
 def _load(path: Path) -> Any:
+    """An array, or those of an archive by name."""
     try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        found = np.load(path, allow_pickle=False)
+        return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path}: cannot be read as NumPy arrays: {error}") from None
 
 
 def _npz(path: Path) -> Samples:
     arrays = _load(path)
-    names = list(arrays.files)
+    names = list(arrays)
     target = next((n for n in ("y", "y_train", "labels", "targets", "target") if n in names), None)
     inputs = [n for n in ("x", "X", "x_train", "X_train", "images", "inputs", "data") if n in names][:1]
     inputs = inputs or [n for n in names if n != target and not n.endswith("_test")]
