@@ -73,11 +73,10 @@ def run(request: Request) -> int:
     program = _program(request)
     budget = parse_budget(request.budget)
     run_dir = _run_directory(request)
-    share = None if budget.full else float(budget.ratio)
     viewer = Viewer(run_dir, request, own_path)
     plan = Plan(
         str(run_dir),
-        share,
+        None if budget.full else float(budget.ratio),
         request.layers,
         request.max_disk_bytes,
         stop_on_nan=request.alert_on_nan,
@@ -92,8 +91,7 @@ def run(request: Request) -> int:
     began = time.monotonic()
     outcome = program.run()
     _wait_for_threads()
-    for finding in () if request.model is None else request.model.findings():
-        attachment.fact("left_out", **finding)
+    _tell(request, attachment)
     attachment.close(
         exit_code=outcome.exit_code,
         error=outcome.error,
@@ -117,6 +115,12 @@ class ModelProgram:
 
     def run(self) -> Outcome:
         return outcome_of(self.model.run)
+
+
+def _tell(request: Request, attachment: Attachment) -> None:
+    """What the reading of a `.neural` file found belongs to the run."""
+    for finding in () if request.model is None else request.model.findings():
+        attachment.fact("left_out", **finding)
 
 
 def _program(request: Request) -> Program | ModelProgram:

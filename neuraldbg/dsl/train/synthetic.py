@@ -62,17 +62,18 @@ class _Maker:
         if each.vocabulary is not None:
             return self._class_words(each, labels, classes)
         used = min(classes, self.count)
-        patterns = np.stack([self._pattern(each.shape) for _ in range(used)])
+        patterns = self._patterns(used, each.shape)
         noise = self.random.standard_normal((self.count, *each.shape), dtype=np.float32)
-        return (patterns[labels % used] + 0.5 * noise).astype(np.float32)
+        likeness = self._patterns(self.count, each.shape)  # noise as coarse as the patterns: else size makes it easy
+        return (0.8 * (patterns[labels % used] + likeness) + 0.3 * noise).astype(np.float32)
 
-    def _pattern(self, shape: tuple[int, ...]) -> Floats:
-        """Smooth, so that windows and pools can see it."""
+    def _patterns(self, count: int, shape: tuple[int, ...]) -> Floats:
+        """Smooth, so that windows and pools can see them."""
         coarse = [max(1, min(4, length)) for length in shape[:-1]]
-        small = self.random.standard_normal((*coarse, shape[-1]), dtype=np.float32)
+        small = self.random.standard_normal((count, *coarse, shape[-1]), dtype=np.float32)
         for axis, length in enumerate(shape[:-1]):
-            small = np.repeat(small, -(-length // coarse[axis]), axis=axis)
-        return small[tuple(slice(length) for length in shape)]
+            small = np.repeat(small, -(-length // coarse[axis]), axis=axis + 1)
+        return small[(slice(None), *(slice(length) for length in shape))]
 
     def _class_words(self, each: InputValue, labels: Any, classes: int) -> Any:
         """Half of the words of a sample are those of its class."""
@@ -121,7 +122,7 @@ class _Maker:
         inputs = [self._free_input(each) for each in self.graph.inputs]
         shape = self.graph.shape
         causes = self.random.standard_normal((self.count, HIDDEN), dtype=np.float32)
-        patterns = np.stack([self._pattern(shape) for _ in range(HIDDEN)]).reshape(HIDDEN, -1)
+        patterns = self._patterns(HIDDEN, shape).reshape(HIDDEN, -1)
         values = (causes @ patterns / np.sqrt(HIDDEN)).reshape(self.count, *shape)
         inputs[0] = self._ranged(values)
         return inputs, inputs[0]
