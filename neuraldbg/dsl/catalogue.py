@@ -20,7 +20,7 @@ _RECURRENT: Final = (
 )
 # canonical name -> "positional arguments in order | further arguments"
 _LAYERS: Final[dict[str, str]] = {
-    "Dense": "units activation | use_bias",
+    "Dense": "units activation use_bias |",
     "Output": "units activation | use_bias",
     "Flatten": "| data_format",
     "Reshape": "target_shape |",
@@ -31,15 +31,15 @@ _LAYERS: Final[dict[str, str]] = {
     "L1": "l1 |",
     "L2": "l2 |",
     "L1L2": "l1 l2 |",
-    **_each("Conv{n}D", "filters kernel_size activation | strides padding dilation_rate groups use_bias data_format"),
+    **_each("Conv{n}D", "filters kernel_size activation strides padding | dilation_rate groups use_bias data_format"),
     **_each(
         "Conv{n}DTranspose",
         "filters kernel_size activation | strides padding output_padding dilation_rate use_bias data_format",
     ),
     "DepthwiseConv2D": "kernel_size activation | filters strides padding depth_multiplier dilation_rate use_bias",
     "SeparableConv2D": "filters kernel_size activation | strides padding depth_multiplier dilation_rate use_bias",
-    **_each("MaxPooling{n}D", "pool_size | strides padding data_format"),
-    **_each("AveragePooling{n}D", "pool_size | strides padding data_format"),
+    **_each("MaxPooling{n}D", "pool_size strides padding | data_format"),
+    **_each("AveragePooling{n}D", "pool_size strides padding | data_format"),
     **_each("GlobalMaxPooling{n}D", "| keepdims data_format"),
     **_each("GlobalAveragePooling{n}D", "| keepdims data_format"),
     **_each("AdaptiveMaxPooling{n}D", "output_size | data_format"),
@@ -62,16 +62,16 @@ _LAYERS: Final[dict[str, str]] = {
     "TimeDistributed": "layer |",
     "ConvLSTM2D": "filters kernel_size | strides padding return_sequences activation dropout recurrent_dropout",
     "ConvGRU2D": "filters kernel_size | strides padding return_sequences activation dropout recurrent_dropout",
-    "Embedding": "input_dim output_dim | mask_zero input_length embeddings_initializer embeddings_regularizer "
+    "Embedding": "input_dim output_dim input_length | mask_zero embeddings_initializer embeddings_regularizer "
     "vocab_size embed_dim embedding_dim",
     "PositionalEncoding": "max_len d_model | max_length dropout encoding_type trainable sequence_length",
     "MultiHeadAttention": "num_heads key_dim | value_dim dropout use_bias mode use_causal_mask causal d_model "
     "embed_dim output_shape attention_axes head_dim",
     "Attention": "| use_scale dropout mode units causal use_causal_mask score_mode",
     "Transformer": "num_heads ff_dim | num_layers dropout activation d_model num_encoder_layers num_decoder_layers",
-    "TransformerEncoder": "num_heads ff_dim | dropout num_layers activation use_attention_mask mask d_model causal "
+    "TransformerEncoder": "num_heads ff_dim dropout | num_layers activation use_attention_mask mask d_model causal "
     "rate key_dim embed_dim norm_first",
-    "TransformerDecoder": "num_heads ff_dim | dropout num_layers activation use_attention_mask mask d_model causal "
+    "TransformerDecoder": "num_heads ff_dim dropout | num_layers activation use_attention_mask mask d_model causal "
     "use_causal_mask rate key_dim embed_dim norm_first cross_attention",
     **dict.fromkeys(("Add", "Subtract", "Multiply", "Average", "Maximum"), "| inputs layers operands"),
     "Concatenate": "| axis inputs layers operands",

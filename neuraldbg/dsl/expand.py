@@ -179,6 +179,9 @@ class Expander:
                 params[argument.name] = value
             elif position < len(order):
                 params[order[position]] = value
+            elif kind == "Reshape":
+                first = params["target_shape"]
+                params["target_shape"] = (*(first if isinstance(first, tuple) else (first,)), value)
             elif kind in catalogue.MERGES or kind == catalogue.CUSTOM:
                 operands += value if isinstance(value, list) else [value]
             else:

@@ -209,6 +209,11 @@ class Lowering:
 
     def _sequence(self, layer: Layer, value: int) -> int:
         shape = self.shape(value)
+        if len(shape) == 1 and self._open(value):
+            why = f"None is read as the length of a sequence of {shape[0]} features each; {UNKNOWN_LENGTH} is taken"
+            self.say(Severity.WARNING, layer, why)
+            self.values[value] = replace(self.values[value], shape=(UNKNOWN_LENGTH, *shape))
+            return value
         if len(shape) == 1:
             length, width = (shape[0], 1) if value in self.inputs else (1, shape[0])
             self.say(Severity.WARNING, layer, f"its input is {written(shape)}: a sequence of {length} is made of it")
@@ -219,6 +224,11 @@ class Lowering:
             length, width = size(shape[:-1]), shape[-1]
             self.say(Severity.INFO, layer, f"its input is {written(shape)}: {length} patches of {width} are made of it")
         return self._reshaped(layer, value, (length, width), "sequence")
+
+    def _open(self, value: int) -> bool:
+        """An input written `(None, 512)` that nothing has read yet."""
+        fresh = value in self.inputs and value not in self.used
+        return fresh and self.network.inputs[self.inputs.index(value)].open_first
 
     def _reshaped(self, layer: Layer, value: int, shape: Shape, what: str) -> int:
         self.step(layer, f"{layer.name}_{what}", Made("reshape", shape), [value], implied=True)
@@ -302,6 +312,10 @@ class Lowering:
         return Stop()
 
     def graph(self) -> Graph:
+        for value, each in zip(self.inputs, self.network.inputs, strict=True):
+            if value not in self.used and value != self.current:
+                said = f"input {self.values[value].maker} is not used by any layer"
+                self.problems.append(Problem(Severity.WARNING, each.line, each.column, said, "meaning"))
         inputs = tuple(
             InputValue(value, each.name, self.shape(value), self.vocabulary.get(value))
             for value, each in zip(self.inputs, self.network.inputs, strict=True)

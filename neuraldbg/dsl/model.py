@@ -76,6 +76,7 @@ class Input:
     line: int
     column: int
     channels_first: bool = False
+    open_first: bool = False  # written (None, ...): the batch, or the length of a sequence
 
 
 @dataclass(frozen=True, slots=True)

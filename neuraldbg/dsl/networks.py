@@ -180,11 +180,12 @@ class NetworkReader:
                 why = f"{dim.text!r} is not defined" if isinstance(dim, Reference) else f"{shown(dim)} cannot be a size"
                 self._say(Severity.ERROR, node.at, f"{why}: the sizes of a shape are whole numbers above 0, or None")
                 return None
-        if len(shape) > 1 and shape[0] is None:
+        open_first = len(shape) > 1 and shape[0] is None
+        if open_first:
             shape = shape[1:]  # the batch
         if first and len(shape) >= 3:
             shape = [*shape[1:], shape[0]]
-        return Input(name, tuple(shape), line, column, channels_first=first)
+        return Input(name, tuple(shape), line, column, channels_first=first, open_first=open_first)
 
     # -- loss and optimizer ----------------------------------------------------------------------------------------
 
@@ -210,8 +211,12 @@ class NetworkReader:
     def _from_mapping(self, value: dict[str, Any], path: str, line: int, column: int, at: int) -> Setting | None:
         kind = plain(value.get("type") or value.get("name"))
         if not isinstance(kind, str):
-            self._say(Severity.ERROR, at, f"{path}: a single name is supported, as in {path}: name(...)")
-            return None
+            kind = next((plain(each) for each in value.values() if isinstance(plain(each), str)), None)
+            if kind is None:
+                self._say(Severity.ERROR, at, f"{path}: a name is expected, as in {path}: name(...)")
+                return None
+            self._say(Severity.WARNING, at, f"{path}: one is supported, the first is taken: {kind}")
+            return Setting(kind, {}, line, column)
         params = value.get("params")
         rest = {key: each for key, each in value.items() if key not in ("type", "name", "params")}
         return Setting(kind, {**rest, **(params if isinstance(params, dict) else {})}, line, column)

@@ -22,6 +22,12 @@ def need_rank(use: Use, rank: int) -> tuple[Shape, int]:
     return use.shape[:-1], use.shape[-1]
 
 
+def kernel_of(use: Use, rank: int) -> Shape:
+    if use.params.get("kernel_size") is None:
+        use.warn("kernel_size is not given: 3 is taken")
+    return use.sizes(rank, "kernel_size", default=3)
+
+
 def windows(use: Use, sizes: Shape, kernel: Shape, strides: Shape, dilation: Shape) -> tuple[Shape, list[Any]]:
     """Output sizes, and the padding (before, after) of every dimension."""
     padding = use.one_of("padding", ("valid", "same", "causal"), "valid")
@@ -46,7 +52,7 @@ def windows(use: Use, sizes: Shape, kernel: Shape, strides: Shape, dilation: Sha
 def convolution(use: Use) -> Made:
     rank = rank_of(use.layer.type)
     sizes, channels = need_rank(use, rank)
-    filters, kernel = use.integer("filters"), use.sizes(rank, "kernel_size", default=3)
+    filters, kernel = use.integer("filters"), kernel_of(use, rank)
     strides, dilation = use.sizes(rank, "strides", "stride", default=1), use.sizes(rank, "dilation_rate", default=1)
     groups, bias = use.integer("groups", default=1), use.flag("use_bias", default=True)
     if channels % groups or filters % groups:
@@ -81,7 +87,7 @@ def depthwise(use: Use) -> Made:
 
 
 def _spread(use: Use, sizes: Shape, channels: int, multiplier: int) -> Made:
-    kernel, strides = use.sizes(2, "kernel_size", default=3), use.sizes(2, "strides", default=1)
+    kernel, strides = kernel_of(use, 2), use.sizes(2, "strides", default=1)
     dilation, bias = use.sizes(2, "dilation_rate", default=1), use.flag("use_bias", default=True)
     out, pads = windows(use, sizes, kernel, strides, dilation)
     filters = channels * multiplier
@@ -118,7 +124,7 @@ def separable(use: Use) -> Made:
 def transposed(use: Use) -> Made:
     rank = rank_of(use.layer.type)
     sizes, channels = need_rank(use, rank)
-    filters, kernel = use.integer("filters"), use.sizes(rank, "kernel_size", default=3)
+    filters, kernel = use.integer("filters"), kernel_of(use, rank)
     strides, bias = use.sizes(rank, "strides", "stride", default=1), use.flag("use_bias", default=True)
     same = use.one_of("padding", ("valid", "same"), "valid") == "same"
     trim, extra, out = [], [], []

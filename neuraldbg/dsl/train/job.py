@@ -35,6 +35,7 @@ class Job:
         from neuraldbg.dsl.train.datasets import samples_for
 
         for graph in self.graphs:
+            _need_memory(graph)
             built = build(graph, self.path)
             samples = samples_for(graph, built.loss, self.options.dataset, seed=self.options.seed)
             print(f"{graph.network.name}: {_size(graph)}", flush=True)
@@ -53,6 +54,18 @@ class Job:
             for problem in self.problems
             if problem.kind == "softmax_before_cross_entropy"
         ]
+
+
+def _need_memory(graph: Graph) -> None:
+    """Weights, their gradients and what an optimizer keeps of each: refused before the machine starts to swap."""
+    import psutil
+
+    needed, free = graph.parameters * 16, psutil.virtual_memory().available
+    if needed > free:
+        told = (
+            f"{graph.parameters:,} parameters need about {needed / 1e9:,.0f} GB to train, {free / 1e9:,.0f} GB are free"
+        )
+        raise BackendMissing(f"{graph.network.name} cannot be trained on this machine: {told}")
 
 
 def _shown(path: str) -> str:

@@ -23,6 +23,7 @@ class Options:
     device: str | None = None  # overrides that of the file
     epochs: int | None = None
     steps: int | None = None  # batches of an epoch
+    batch: int | None = None
     seed: int = 0
     network: str | None = None
     bar: bool = False
@@ -99,7 +100,7 @@ class Bar:
         sys.stderr.write("\r\x1b[K")
 
 
-def loaders(built: Built, samples: Samples, *, seed: int) -> tuple[Any, Any]:
+def loaders(built: Built, samples: Samples, options: Options) -> tuple[Any, Any]:
     """Training and validation loaders; the latter None without a validation_split."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -107,12 +108,12 @@ def loaders(built: Built, samples: Samples, *, seed: int) -> tuple[Any, Any]:
     arrays = [torch.as_tensor(array) for array in (*samples.inputs, samples.targets)]
     held = int(len(samples) * built.plan.validation_split)
     held = min(held, len(samples) - 1)
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(options.seed))
     kept, apart = order[held:], order[:held]
-    size = built.plan.batch_size
+    size = options.batch or built.plan.batch_size
     data = TensorDataset(*(array[kept] for array in arrays))
     lonely = len(kept) > 1 and len(kept) % size == 1  # a batch of one breaks BatchNormalization
-    mixing = torch.Generator().manual_seed(seed)
+    mixing = torch.Generator().manual_seed(options.seed)
     loader = DataLoader(
         data, batch_size=size, shuffle=built.plan.shuffle, generator=mixing, drop_last=lonely and size > 1
     )
@@ -127,7 +128,7 @@ def train(built: Built, samples: Samples, options: Options, say: Say) -> Trained
     torch.manual_seed(options.seed)
     device = pick_device(options.device or built.graph.network.device, say)
     model = built.make().to(device)
-    loader, apart = loaders(built, samples, seed=options.seed)
+    loader, apart = loaders(built, samples, options)
     epochs = options.epochs or built.plan.epochs
     bar = Bar(epochs) if options.bar else None
     batches = Batches(loader, device, steps=options.steps, bar=bar)

@@ -29,7 +29,8 @@ def search_best(job: Job, trials: int | None) -> Job:
     study = optuna.create_study(sampler=_sampler(optuna, plan.search_method, choices, job.options.seed))
     study.optimize(lambda trial: _score(job, trial), n_trials=trials or plan.trials)
     best = study.best_trial
-    print(f"best of {len(study.trials)} trials: {best.params}, loss {best.value:.4g}")
+    told = ", ".join(f"{key.partition('@')[0]}={value}" for key, value in best.params.items())
+    print(f"best of {len(study.trials)} trials, loss {best.value:.4g}: {told}")
     return _decided(job, lambda choice: _from(choice, best.params.get(_key(choice))))
 
 

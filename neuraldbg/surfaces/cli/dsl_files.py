@@ -30,4 +30,6 @@ def shows_problems(command: F) -> F:
 
 FILE = click.argument("file", type=click.Path())
 NETWORK = click.option("--network", metavar="NAME", help="This network of the file only.")
-BACKEND = click.option("-b", "--backend", metavar="NAME", help="What it runs on.  [default: pytorch]")
+BACKEND = click.option(
+    "-b", "--backend", metavar="NAME", envvar="NEURAL_BACKEND", help="What it runs on.  [default: pytorch]"
+)

@@ -19,6 +19,7 @@ from neuraldbg.surfaces.cli.dsl_files import BACKEND, FILE, NETWORK, shows_probl
 @click.option("--device", metavar="NAME", help="auto, cpu, gpu, cuda:0.  [default: as the file says]")
 @click.option("--epochs", metavar="N", type=click.IntRange(1), help="Instead of what the file says.")
 @click.option("--steps", metavar="N", type=click.IntRange(1), help="At most this many batches an epoch.")
+@click.option("--batch-size", "batch", metavar="N", type=click.IntRange(1), help="Instead of what the file says.")
 @click.option("--seed", metavar="N", type=int, default=0, help="Of weights, data and shuffling.  [default: 0]")
 @click.option("--hpo", is_flag=True, help="Search what the file leaves open (needs Optuna), then train the best.")
 @click.option("--trials", metavar="N", type=click.IntRange(1), help="Of the search.")
