@@ -30,6 +30,7 @@ class Value:
     tokens: bool = False  # whole numbers that an Embedding looks up
     maker: str = ""  # the layer, or the input
     input: str | None = None  # name of the input it is
+    folded: bool = False  # inside TimeDistributed: time is part of the batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Lowering:
         self.pending: list[tuple[Branch, int]] = []  # branches that wait to be merged
         self.encoded: int | None = None  # what the last TransformerEncoder made
         self.used: set[int] = set()
+        self.folded = False  # inside TimeDistributed
         self.count = 0
         self.current = -1
 
@@ -158,8 +159,10 @@ class Lowering:
             self.say(Severity.WARNING, layer, f"its input is {written(shape)}: there is no time to distribute over")
             self.apply(replace(inner, name=layer.name), [self.current])
             return
+        self.folded = True
         self.step(layer, f"{layer.name}_fold", Made("fold_time", shape[1:], {"length": shape[0]}), [self.current])
         self.apply(replace(inner, name=layer.name, line=layer.line), [self.current])
+        self.folded = False
         made = Made("unfold_time", (shape[0], *self.shape(self.current)), {"length": shape[0]})
         self.step(layer, f"{layer.name}_unfold", made, [self.current])
 
@@ -295,7 +298,7 @@ class Lowering:
     # -- small things ----------------------------------------------------------------------------------------------
 
     def value(self, shape: Shape, maker: str, input_name: str | None = None) -> int:
-        self.values.append(Value(len(self.values), shape, maker=maker, input=input_name))
+        self.values.append(Value(len(self.values), shape, maker=maker, input=input_name, folded=self.folded))
         return len(self.values) - 1
 
     def shape(self, value: int) -> Shape:

@@ -57,7 +57,7 @@ def _residual(low: Lowering, layer: Layer) -> list[int]:
         start = low.starts[-1]
     else:
         shape = low.shape(current)
-        alike = [v.id for v in low.values if v.shape == shape and v.id < current and not v.tokens]
+        alike = [v.id for v in low.values if v.shape == shape and v.id < current and not (v.tokens or v.folded)]
         start = alike[-1] if alike else low.inputs[0]
     if start == current:
         low.say(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import FILES
+from programs import FILES, train_one_step
 
 from neuraldbg.dsl import parse
 from neuraldbg.dsl.check import check
@@ -157,3 +157,54 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 )
 def test_any_words_are_read_or_refused(words: list[str]) -> None:
     judged(" ".join(words))
+
+
+LAYERS = [
+    "Dense(6, 'relu')",
+    "Conv2D(4, 3, padding='same')",
+    "Conv2D(3, 2, strides=2)",
+    "Conv1D(4, 3, padding='same')",
+    "MaxPooling2D(3, strides=2, padding='same')",
+    "AveragePooling2D(2, padding='same')",
+    "Flatten()",
+    "Reshape((-1, 2))",
+    "BatchNormalization()",
+    "LayerNormalization()",
+    "GroupNormalization(groups=1)",
+    "Activation('softmax')",
+    "LSTM(4, return_sequences=true)",
+    "Bidirectional(GRU(3))",
+    "TimeDistributed(Dense(3))",
+    "TimeDistributed(LSTM(3))",
+    "Embedding(20, 6)",
+    "MultiHeadAttention(2, 3)",
+    "TransformerEncoder(2, 8)",
+    "TransformerDecoder(2, 8)",
+    "Add()",
+    "Multiply()",
+    "Concatenate()",
+    "ResidualConnection { Dense(5) }",
+    "SqueezeExcitation(2)",
+    "GlobalAveragePooling2D()",
+    "GlobalMaxPooling1D()",
+    "UpSampling2D()",
+    "Conv2DTranspose(3, 3, strides=2, padding='same')",
+    "a: { Dense(4) } b: { Dense(4) }",
+    "Block(5) * 2",
+    "Output(3, 'softmax')",
+]
+INPUTS = ["(8,)", "(9, 4)", "(8, 8, 2)", "(3, 6, 6, 2)", "(None, 7)", "{ a: (8,) b: (8,) }", "(5, 5)"]
+LOSSES = ["mse", "categorical_crossentropy", "binary_crossentropy", "huber"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(st.sampled_from(INPUTS), st.lists(st.sampled_from(LAYERS), min_size=1, max_size=5), st.sampled_from(LOSSES))
+def test_what_passes_the_check_can_be_trained(input: str, layers: list[str], loss: str) -> None:
+    macro = "define Block(n) { Dense($n) Dropout(0.1) Dense($n) Add() }"
+    text = f"{macro} network N {{ input: {input} layers: {' '.join(layers)} loss: {loss} optimizer: adam }}"
+    if refusal_of(text) is not None:
+        return
+    graph = check(parse(text))[0][0]
+    if 0 < graph.parameters < 500_000 and graph.flops < 10**7:
+        model, _ = train_one_step(graph)
+        assert sum(p.numel() for p in model.parameters()) == graph.parameters

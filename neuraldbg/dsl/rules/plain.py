@@ -97,8 +97,8 @@ def regularization(use: Use) -> Made:
 def batch_norm(use: Use) -> Made:
     channels = use.shape[-1]
     kind = "batch_norm" if use.layer.type == "BatchNormalization" else "instance_norm"
-    if kind == "instance_norm" and len(use.shape) < 2:
-        raise DoesNotFit(f"a vector of {channels} values has nothing to average over")
+    if kind == "instance_norm" and size(use.shape[:-1]) < 2:
+        raise DoesNotFit(f"its {written(use.shape)} input has nothing to average over")
     affine = use.flag("scale", default=True) or use.flag("center", default=True)
     options = {
         "channels": channels,

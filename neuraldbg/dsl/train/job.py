@@ -35,12 +35,14 @@ class Job:
         from neuraldbg.dsl.train.datasets import samples_for
 
         for graph in self.graphs:
+            _need_parameters(graph)
             _need_memory(graph)
             built = build(graph, self.path)
             samples = samples_for(graph, built.loss, self.options.dataset, seed=self.options.seed)
             print(f"{graph.network.name}: {_size(graph)}", flush=True)
             print(f"data: {samples.told}", flush=True)
-            self.done.append(train(built, samples, self.options, _print))
+            name = graph.network.name.lower() if len(self.graphs) > 1 else None
+            self.done.append(train(built, samples, self.options, _print, name=name))
 
     def findings(self) -> list[dict[str, Any]]:
         """What the reading of the file found that a debugger should tell."""
@@ -54,6 +56,11 @@ class Job:
             for problem in self.problems
             if problem.kind == "softmax_before_cross_entropy"
         ]
+
+
+def _need_parameters(graph: Graph) -> None:
+    if graph.parameters == 0:
+        raise DslError(f"{graph.network.name}: no layer of it has parameters, so there is nothing to train")
 
 
 def _need_memory(graph: Graph) -> None:

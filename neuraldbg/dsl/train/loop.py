@@ -122,12 +122,15 @@ def loaders(built: Built, samples: Samples, options: Options) -> tuple[Any, Any]
     return loader, DataLoader(TensorDataset(*(array[apart] for array in arrays)), batch_size=size)
 
 
-def train(built: Built, samples: Samples, options: Options, say: Say) -> Trained:
+def train(built: Built, samples: Samples, options: Options, say: Say, *, name: str | None = None) -> Trained:
+    """`name` is what the model's own code calls it, where the file has several networks."""
     import torch
 
     torch.manual_seed(options.seed)
     device = pick_device(options.device or built.graph.network.device, say)
     model = built.make().to(device)
+    if name is not None:
+        built.namespace.setdefault(name, model)
     loader, apart = loaders(built, samples, options)
     epochs = options.epochs or built.plan.epochs
     bar = Bar(epochs) if options.bar else None

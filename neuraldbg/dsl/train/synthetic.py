@@ -15,6 +15,7 @@ MOST_SAMPLES, FEWEST_SAMPLES = 2048, 8
 MOST_NUMBERS = 20_000_000  # in all arrays together
 WORDS = 64  # of a vocabulary that are used
 HIDDEN = 8
+KINDS = 4  # of texts, where a number follows from one
 
 Floats = NDArray[np.float32]
 Random = np.random.Generator
@@ -23,7 +24,8 @@ Random = np.random.Generator
 def synthesize(graph: Graph, loss: Loss, *, count: int | None = None, seed: int = 0) -> Samples:
     """As many samples as fit, of the right shapes and vocabulary."""
     random = np.random.default_rng(seed)
-    per_sample = sum(size(each.shape) for each in graph.inputs) + size(graph.shape)
+    aim = graph.shape[:-1] if loss.kind == "classes" else graph.shape
+    per_sample = sum(size(each.shape) for each in graph.inputs) + size(aim)
     number = count or int(np.clip(MOST_NUMBERS // per_sample, FEWEST_SAMPLES, MOST_SAMPLES))
     inputs, targets = _Maker(graph, loss, random, number).make()
     told = f"synthetic data: {number:,} made-up samples, learnable; a real dataset is given with --dataset PATH"
@@ -91,10 +93,8 @@ class _Maker:
         inputs = [self._free_input(each) for each in self.graph.inputs]
         first = self.graph.inputs[0]
         if first.vocabulary is not None and size(first.shape) == size(positions):
-            used = min(first.vocabulary, classes, WORDS)
-            inputs[0] = self._walk(used, (self.count, *first.shape))
-            follows = (inputs[0] + 1) % used
-            return inputs, follows.reshape(self.count, *positions)
+            inputs[0], following = self._text(min(first.vocabulary, classes, WORDS), first.shape)
+            return inputs, following.reshape(self.count, *positions)
         if first.vocabulary is None and size(first.shape[:-1]) == size(positions):
             weights = self.random.standard_normal(
                 (first.shape[-1], min(classes, 4 * first.shape[-1])), dtype=np.float32
@@ -104,11 +104,15 @@ class _Maker:
         inputs = [self._class_input(each, labels, classes) for each in self.graph.inputs]
         return inputs, np.broadcast_to(labels.reshape(-1, *(1,) * len(positions)), (self.count, *positions)).copy()
 
-    def _walk(self, used: int, shape: tuple[int, ...]) -> Any:
-        """Each word is followed by the next one."""
-        starts = self.random.integers(used, size=(shape[0], 1))
-        steps = np.arange(size(shape[1:]))[None, :]
-        return ((starts + steps) % used).reshape(shape)
+    def _text(self, used: int, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Every word has one that mostly follows it; the target is what did follow."""
+        follows = self.random.permutation(used)
+        words = [self.random.integers(used, size=self.count)]
+        for _ in range(size(shape)):
+            other = self.random.integers(used, size=self.count)
+            words.append(np.where(self.random.random(self.count) < 0.1, other, follows[words[-1]]))
+        text = np.stack(words, 1)
+        return text[:, :-1].reshape(self.count, *shape), text[:, 1:]
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
@@ -119,27 +123,31 @@ class _Maker:
 
     def _itself(self) -> tuple[list[Any], Any]:
         """An autoencoder: a few hidden causes make the input, and the input is the target."""
-        inputs = [self._free_input(each) for each in self.graph.inputs]
-        shape = self.graph.shape
         causes = self.random.standard_normal((self.count, HIDDEN), dtype=np.float32)
-        patterns = self._patterns(HIDDEN, shape).reshape(HIDDEN, -1)
-        values = (causes @ patterns / np.sqrt(HIDDEN)).reshape(self.count, *shape)
-        inputs[0] = self._ranged(values)
+        inputs = [self._free_input(each) for each in self.graph.inputs]
+        inputs[0] = self._ranged(self._shown(causes, self.graph.shape))
         return inputs, inputs[0]
 
+    def _shown(self, causes: Any, shape: tuple[int, ...]) -> Any:
+        """An input in which the causes can be seen."""
+        patterns = self._patterns(HIDDEN, shape).reshape(HIDDEN, -1)
+        return (causes @ patterns / np.sqrt(HIDDEN)).reshape(self.count, *shape)
+
     def _by_function(self) -> tuple[list[Any], Any]:
-        inputs = [self._free_input(each) for each in self.graph.inputs]
-        hidden = np.zeros((self.count, HIDDEN), dtype=np.float32)
-        for array, each in zip(inputs, self.graph.inputs, strict=True):
-            flat = array.reshape(self.count, -1)
+        """Hidden causes make both the inputs and, by another way, the target."""
+        kinds = self.random.integers(KINDS, size=self.count)
+        causes = self.random.standard_normal((self.count, HIDDEN), dtype=np.float32)
+        if any(each.vocabulary is not None for each in self.graph.inputs):
+            causes = self.random.standard_normal((KINDS, HIDDEN), dtype=np.float32)[kinds]
+        inputs = []
+        for each in self.graph.inputs:
             if each.vocabulary is not None:
-                table = self.random.standard_normal((min(each.vocabulary, WORDS), HIDDEN), dtype=np.float32)
-                hidden += table[flat].mean(1) * np.sqrt(flat.shape[1])
+                inputs.append(self._class_words(each, kinds, KINDS))
             else:
-                hidden += flat @ self.random.standard_normal((flat.shape[1], HIDDEN), dtype=np.float32)
-                hidden /= np.sqrt(flat.shape[1])
+                noise = self.random.standard_normal((self.count, *each.shape), dtype=np.float32)
+                inputs.append((self._shown(causes, each.shape) + 0.2 * noise).astype(np.float32))
         weights = self.random.standard_normal((HIDDEN, size(self.graph.shape)), dtype=np.float32)
-        values = (np.tanh(hidden) @ weights / np.sqrt(HIDDEN)).reshape(self.count, *self.graph.shape)
+        values = (np.tanh(causes) @ weights / np.sqrt(HIDDEN)).reshape(self.count, *self.graph.shape)
         if self.loss.kind == "binary" and self.last != "softmax":
             return inputs, (values > 0).astype(np.float32)
         return inputs, self._ranged(values)

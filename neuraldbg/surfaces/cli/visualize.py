@@ -15,6 +15,7 @@ from neuraldbg.surfaces.cli.dsl_files import FILE, NETWORK, shows_problems
 @NETWORK
 @click.option("-f", "--format", "form", metavar="FORMAT", default="text", help="text, svg, dot or html.")
 @click.option("-o", "--output", metavar="FILE", help="Write here.  [default: NAME.FORMAT beside FILE; text: stdout]")
+@click.option("--cache/--no-cache", expose_value=False, help="Accepted for old scripts: nothing is cached.")
 @click.option("--json", "as_json", is_flag=True, help="The networks as model dicts, as JSON on stdout.")
 @shows_problems
 def command(file: str, network: str | None, form: str, output: str | None, as_json: bool) -> int:
