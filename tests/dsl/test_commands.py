@@ -181,3 +181,9 @@ def test_options_of_files_are_refused_for_scripts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     done = neural("debug", "--dataset", "MNIST", "train.py", cwd=tmp_path)
     assert (done.returncode, "--dataset is for .neural files" in done.stderr) == (2, True)
+
+
+def test_a_command_called_run_does_not_hide_the_way_commands_are_run() -> None:
+    code = "import neuraldbg.surfaces.cli.run, neuraldbg.surfaces.cli as c; c.main(['--version'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr

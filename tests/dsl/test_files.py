@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import FILES, ROOT, batch_for, train_one_step
+from corpus import FILES, ROOT, batch_for, train_one_step
 
 from neuraldbg.dsl import parse, parse_file
 from neuraldbg.dsl.build.model_code import class_name

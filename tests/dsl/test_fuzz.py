@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from corpus import FILES, train_one_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import FILES, train_one_step
 
 from neuraldbg.dsl import parse
 from neuraldbg.dsl.check import check

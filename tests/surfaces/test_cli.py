@@ -191,8 +191,10 @@ def test_a_closed_pipe_is_quiet(place: Path) -> None:
 
 
 def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
-    waiting = "import neuraldbg.surfaces.cli as c, time; c.run(lambda: (print('up', flush=True), time.sleep(60)))"
-    code = waiting.replace("c.run", "raise SystemExit(c.run") + ")"
+    waiting = (
+        "import neuraldbg.surfaces.cli as c, time; c.exit_code_of(lambda: (print('up', flush=True), time.sleep(60)))"
+    )
+    code = waiting.replace("c.exit", "raise SystemExit(c.exit") + ")"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -116,7 +116,7 @@ def program_name() -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script: runs one command and exits; a mistake of the caller is one line and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(run(lambda: _invoke(words)))
+    sys.exit(exit_code_of(lambda: _invoke(words)))
 
 
 def _invoke(words: list[str]) -> Any:
@@ -131,7 +131,7 @@ def _invoke(words: list[str]) -> Any:
         return cli.invoke(context)
 
 
-def run(command: Callable[[], Any]) -> int:
+def exit_code_of(command: Callable[[], Any]) -> int:
     """The exit code of a command, with whatever went wrong said in one line."""
     from neuraldbg.errors import NeuralDbgError
 
