@@ -79,8 +79,10 @@ def test_a_vector_weighs_the_channels_of_an_image() -> None:
 
 def test_pooling_at_the_border_counts_only_what_is_there() -> None:
     x = np.full((1, 5, 5, 1), 2, dtype=np.float32)
-    _, most = run(built('MaxPooling2D(2, padding="same")', "(5, 5, 1)"), -x)
-    assert np.array_equal(most, np.full((1, 3, 3, 1), -2))
+    for arguments, size in (("2", 3), ("2, strides=1", 5), ("3, strides=2", 3), ("4, strides=3", 2)):
+        for kind, sign in (("Max", -1), ("Average", 1)):
+            _, out = run(built(f'{kind}Pooling2D({arguments}, padding="same")', "(5, 5, 1)"), sign * x)
+            assert np.allclose(out, np.full((1, size, size, 1), sign * 2))
 
 
 def test_a_causal_convolution_sees_no_later_position() -> None:
