@@ -10,6 +10,10 @@ NeuralDbgError
 |   |-- UnknownDiagnosis  an id that is not in the catalogue
 |   |-- ConditionError    the condition of a breakpoint, with the place in it
 |   `-- UnknownBreakpoint an id, layer or group that no breakpoint has
+|-- DslError              a .neural file that cannot be used, with every problem in it (exit code 2)
+|   |-- ShapeMismatch     its layers do not fit together (exit code 3)
+|   |-- BackendMissing    what it should run on is not here (exit code 4)
+|   `-- DslFileNotFound   (exit code 5)
 |-- TraceError            a run directory that cannot be read
 |   |-- TraceNotFound
 |   |-- TraceTooNew
@@ -26,8 +30,9 @@ NeuralDbgError
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
@@ -104,6 +109,29 @@ class UnknownBreakpoint(UsageError):
     def __init__(self, message: str, near: Iterable[str] = ()) -> None:
         self.nearest = list(near)
         super().__init__(message)
+
+
+class DslError(NeuralDbgError):
+    """`.problems` are those of the file; `.listing` shows them with their lines."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, problems: Sequence[Any] = (), listing: str = "") -> None:
+        self.problems = list(problems)
+        self.listing = listing
+        super().__init__(message)
+
+
+class ShapeMismatch(DslError):
+    exit_code = 3
+
+
+class BackendMissing(DslError):
+    exit_code = 4
+
+
+class DslFileNotFound(DslError):
+    exit_code = 5
 
 
 class ChannelError(NeuralDbgError):

@@ -27,7 +27,7 @@ from neuraldbg.control.gate import Gate
 from neuraldbg.control.server_file import STAY, how_to_continue
 from neuraldbg.control.verbs import Verbs
 from neuraldbg.errors import RunDirectoryError
-from neuraldbg.script import Outcome, flush_streams, load_module, load_script
+from neuraldbg.script import Outcome, Program, flush_streams, load_module, load_script, outcome_of
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
@@ -62,6 +62,7 @@ class Request:
     port: int | None = None  # of the page; None: none is served
     # seconds between frames; executions, points kept in view; colours; charts, separated by commas (none given: all)
     page: tuple[float, int, int, str, str] = (1.0, 100, 1000, "dark", "")
+    model: Any = None  # the target is a .neural file: read, checked, and what is run instead of a script
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
 
@@ -71,12 +72,12 @@ def run(request: Request) -> int:
     for note in namesake_notes():
         print(f"neuraldbg: {note}", file=sys.stderr)
     own_path = list(sys.path)
-    program = load_module(request.target, request.args) if request.module else load_script(request.target, request.args)
+    program = _program(request)
     budget = parse_budget(request.budget)
     gate = _gate(request)
     run_dir = _run_directory(request)
-    share = None if budget.full else float(budget.ratio)
     viewer = Viewer(run_dir, request, own_path)
+    share = None if budget.full else float(budget.ratio)
     control = Control(run_dir, request, gate)
     attachment = Attachment(_plan(run_dir, share, request, resources=viewer.running), gate=gate)
     attachment.start()
@@ -86,6 +87,7 @@ def run(request: Request) -> int:
     if gate is not None and outcome.signal is not None:
         gate.retire()  # a thread that is held would be waited for
     _wait_for_threads()
+    _tell(request, attachment)
     attachment.close(
         exit_code=outcome.exit_code,
         error=outcome.error,
@@ -112,6 +114,30 @@ def _plan(run_dir: Path, share: float | None, request: Request, *, resources: bo
         focus=tuple(request.settings.get("focus", ())),
         resources=resources,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProgram:
+    """A `.neural` file in the place of a script: its frames name its own lines."""
+
+    model: Any
+
+    def run(self) -> Outcome:
+        return outcome_of(self.model.run)
+
+
+def _tell(request: Request, attachment: Attachment) -> None:
+    """What the reading of a `.neural` file found belongs to the run."""
+    for finding in () if request.model is None else request.model.findings():
+        attachment.fact("left_out", **finding)
+
+
+def _program(request: Request) -> Program | ModelProgram:
+    if request.model is not None:
+        return ModelProgram(request.model)
+    if request.module:
+        return load_module(request.target, request.args)
+    return load_script(request.target, request.args)
 
 
 def _hide_own_imports() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -46,13 +47,7 @@ class Program:
         sys.argv[:] = self.argv
         if sys.path:
             sys.path[0] = self.first_path
-        try:
-            exec(self._code(), module.__dict__)
-        except SystemExit as stop:
-            return Outcome(_exit_code(stop.code))
-        except BaseException as error:  # noqa: BLE001  the script's own, whatever it is: printed as Python would
-            return _uncaught(error)
-        return Outcome(0)
+        return outcome_of(lambda: exec(self._code(), module.__dict__))
 
     def _code(self) -> CodeType:
         if self.spec is not None:
@@ -74,6 +69,17 @@ class Program:
             __annotations__={},
         )
         return module
+
+
+def outcome_of(call: Callable[[], object]) -> Outcome:
+    """Run what is the user's to its end, as the main program."""
+    try:
+        call()
+    except SystemExit as stop:
+        return Outcome(_exit_code(stop.code))
+    except BaseException as error:  # noqa: BLE001  the script's own, whatever it is: printed as Python would
+        return _uncaught(error)
+    return Outcome(0)
 
 
 def load_script(target: str, args: tuple[str, ...]) -> Program:

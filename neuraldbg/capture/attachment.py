@@ -81,6 +81,11 @@ class Attachment:
                 self._sampler = ResourceSampler(self.capture.core.recorder.scalar)
                 self._sampler.start()
 
+    def fact(self, type: str, **fields: Any) -> None:
+        """Something to be told with the run that no hook could see."""
+        if self.capture is not None:
+            self.capture.core.recorder.fact(type, **fields)
+
     def _open_writer(self) -> TraceWriter | None:
         from neuraldbg.trace import TraceWriter
 

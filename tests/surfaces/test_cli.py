@@ -65,7 +65,6 @@ def test_help_lists_every_command_and_every_command_has_a_file(tmp_path: Path) -
         (("debug", "--budget", "5", "t.py"), "write 5% if you mean percent"),
         (("debug", "--max-disk", "lots", "t.py"), "a size such as 512MB"),
         (("debug", "--fail-on", "never", "t.py"), "flag --fail-on"),
-        (("debug", "model.neural", "--gradients"), "model.neural: .neural files are not in this version"),
         (("debug", "torchrun", "--nproc-per-node", "2", "t.py"), "torchrun: launchers are not in this version"),
         (("debug", "python", "-O", "t.py"), "python -O -m neuraldbg train.py"),
         (("debug", "-m"), "-m needs the name of a module"),
@@ -193,8 +192,10 @@ def test_a_closed_pipe_is_quiet(place: Path) -> None:
 
 
 def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
-    waiting = "import neuraldbg.surfaces.cli as c, time; c.run(lambda: (print('up', flush=True), time.sleep(60)))"
-    code = waiting.replace("c.run", "raise SystemExit(c.run") + ")"
+    waiting = (
+        "import neuraldbg.surfaces.cli as c, time; c.exit_code_of(lambda: (print('up', flush=True), time.sleep(60)))"
+    )
+    code = waiting.replace("c.exit", "raise SystemExit(c.exit") + ")"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -76,7 +76,7 @@ def test_every_option_of_the_command_is_known_to_the_splitter() -> None:
     assert {"--out", "--budget", "--layers", "--max-disk", "--export", "--fail-on", "--compare", "--json"} <= names
 
 
-@pytest.mark.parametrize("target", ["m.neural", "m.nr", "m.rnr", "torchrun", "accelerate", "deepspeed"])
+@pytest.mark.parametrize("target", ["torchrun", "accelerate", "deepspeed"])
 def test_later_targets_say_so(target: str) -> None:
     with pytest.raises(UsageError, match=r"not in this version; available: train\.py"):
         refuse_unsupported(target)

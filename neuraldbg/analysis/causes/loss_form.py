@@ -40,6 +40,7 @@ def softmax_before_cross_entropy(evidence: Evidence) -> Iterator[Finding]:
     Decides by: the operation that made the loss's input, read from the autograd graph of the loss.
     Usual cures: return the raw scores from the model and apply softmax only where probabilities are shown.
     """
+    yield from _left_out(evidence)
     if not_recorded(evidence, "softmax_before_cross_entropy"):
         return
     for term in loss_terms(evidence):
@@ -67,6 +68,23 @@ def softmax_before_cross_entropy(evidence: Evidence) -> Iterator[Finding]:
             "loss from below and flattens its gradient",
         )
         return
+
+
+def _left_out(evidence: Evidence) -> Iterator[Finding]:
+    """Of a `.neural` file: the softmax it names was not built, so nothing was harmed."""
+    for fact in evidence.facts("left_out"):
+        if fact.get("kind") == "softmax_before_cross_entropy":
+            yield Finding(
+                "softmax_before_cross_entropy",
+                Severity.INFO,
+                str(fact.get("message")),
+                layer=fact.get("layer"),
+                op="softmax",
+                source=fact.get("source"),
+                evidence={"built": "without it"},
+                confidence=1.0,
+                inference="cross_entropy expects raw scores; the file as it is written would flatten the gradient",
+            )
 
 
 @cause(

@@ -12,7 +12,12 @@ import click
 
 # name -> what the list of commands says; the file is cli/<name>.py and holds `command`
 COMMANDS = {
-    "debug": "Run a training script under the debugger.",
+    "debug": "Run a training script or a .neural file under the debugger.",
+    "run": "Train a .neural file, without the debugger.",
+    "compile": "Write a .neural file as PyTorch code.",
+    "validate": "Check a .neural file: syntax, values, shapes.",
+    "visualize": "Draw a .neural file, with shapes and counts.",
+    "fmt": "Write .neural files in one style.",
     "view": "Serve runs to a browser and over REST.",
     "report": "Show how a run went.",
     "explain": "Explain a diagnosis, or list them all.",
@@ -111,7 +116,7 @@ def program_name() -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script: runs one command and exits; a mistake of the caller is one line and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(run(lambda: _invoke(words)))
+    sys.exit(exit_code_of(lambda: _invoke(words)))
 
 
 def _invoke(words: list[str]) -> Any:
@@ -126,7 +131,7 @@ def _invoke(words: list[str]) -> Any:
         return cli.invoke(context)
 
 
-def run(command: Callable[[], Any]) -> int:
+def exit_code_of(command: Callable[[], Any]) -> int:
     """The exit code of a command, with whatever went wrong said in one line."""
     from neuraldbg.errors import NeuralDbgError
 
@@ -143,7 +148,7 @@ def run(command: Callable[[], Any]) -> int:
     except click.ClickException as error:
         return _refuse(error.format_message(), error.exit_code)
     except NeuralDbgError as error:
-        return _refuse(str(error), 2)
+        return _refuse(str(error), getattr(error, "exit_code", 2))
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BrokenPipeError:

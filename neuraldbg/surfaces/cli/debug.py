@@ -1,4 +1,4 @@
-"""neural debug: run a training script under the debugger."""
+"""neural debug: run a training script or a .neural file under the debugger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neuraldbg.errors import UsageError
-from neuraldbg.surfaces.cli.target import refuse_unsupported, split_target
+from neuraldbg.surfaces.cli.target import DSL_SUFFIXES, refuse_unsupported, split_target
 
 if TYPE_CHECKING:
     from neuraldbg.config import Config
@@ -37,8 +37,9 @@ class DebugCommand(click.Command):
 
 @click.command(
     cls=DebugCommand,
-    short_help="Run a training script under the debugger.",
-    epilog="Our options stand before TARGET; everything after it belongs to the script.",
+    short_help="Run a training script or a .neural file under the debugger.",
+    epilog="Our options stand before TARGET; everything after it belongs to the script. A .neural file has none of its "
+    "own: options may follow it.",
 )
 @click.option("-m", "module", is_flag=True, help="TARGET is a module, as in python -m package.module.")
 @click.option("--headless", is_flag=True, default=None, help="No dashboard and no prompt.")
@@ -79,6 +80,10 @@ class DebugCommand(click.Command):
     "--json", "as_json", is_flag=True, help="The session as JSON instead of the report: the last line of stdout."
 )
 @click.option("--fail-on", metavar="LEVEL", help="Exit with 6 from this verdict on (warning, critical); 7: no verdict.")
+@click.option("-b", "--backend", metavar="NAME", help="What a .neural file runs on.  [default: pytorch]")
+@click.option("--dataset", metavar="PATH", help="Data of a .neural file.  [default: synthetic data]")
+@click.option("--network", metavar="NAME", help="This network of a .neural file only.")
+@click.option("--device", metavar="NAME", help="Of a .neural file: auto, cpu, gpu, cuda:0.  [default: as it says]")
 @click.option("--compare", nargs=2, metavar="A B", help="Compare two runs or session files; trains nothing.")
 @click.argument("target", required=False, type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -86,7 +91,8 @@ class DebugCommand(click.Command):
 def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **options: Any) -> int:
     """Run TARGET exactly as python would, record what happens in its models, and say how it went.
 
-    TARGET is a script (train.py) or, after -m, a module. The exit code is the script's own.
+    TARGET is a script (train.py), after -m a module, or a network (model.neural), which is checked, built on PyTorch
+    and trained. The exit code is the script's own.
     """
     if options["compare"]:
         from neuraldbg.surfaces.cli.compare import show_comparison
@@ -94,10 +100,27 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
         return show_comparison(*options["compare"], as_json=options["as_json"])
     if target is None:
         raise UsageError("debug needs a target: neural debug train.py")
+    model = _model(target, options)
     config = _config(options)
     for note in (*config.notes, *_idle_keys(config)):
         _note(note)
+    options["model"] = model
     return _launch(target, args, config, options=options, live=bool((ctx.obj or {}).get("animations", True)))
+
+
+def _model(target: str, options: dict[str, Any]) -> Any:
+    """A `.neural` file, read and checked before anything is started; None for anything else."""
+    if options["module"] or not target.endswith(DSL_SUFFIXES):
+        for name in ("dataset", "network", "device"):
+            if options[name]:
+                raise UsageError(f"--{name} is for .neural files; a script's own options stand behind it")
+        return None
+    from neuraldbg.dsl.train.job import prepare
+    from neuraldbg.dsl.train.loop import Options
+    from neuraldbg.surfaces.cli.dsl_files import shows_problems
+
+    wanted = {name: options[name] for name in ("dataset", "network", "device")}
+    return shows_problems(prepare)(target, Options(**wanted), backend=options["backend"])
 
 
 def _config(options: dict[str, Any]) -> Config:
@@ -146,6 +169,7 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             port=None if config.headless or not config.dashboard.enabled else config.port,
             page=_page(config),
             arm_nan=options["arm_nan"],
+            model=options["model"],
             breakpoints=options["breakpoints"],
             break_on=_kinds(options["break_on"]),
             step=options["step"],

@@ -12,7 +12,8 @@ _HEAD = """# Command line
 generated from the commands: `make docs` writes it.
 
 Exit codes: the script's own code when it is not 0; else 0. With `--fail-on`: 6 = unhealthy, 7 = could not judge. A
-usage error or a missing script: 2. Every other exit of ours that is not 0 prints one line on stderr that says why.
+usage error or a missing script: 2. A `.neural` file: 2 = syntax or a value, 3 = shapes, 4 = backend missing, 5 = no
+such file. Every other exit of ours that is not 0 prints one line on stderr that says why.
 """
 
 

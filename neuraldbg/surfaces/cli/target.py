@@ -76,9 +76,8 @@ def _after_interpreter(own: Sequence[str], interpreter: str, after: Sequence[str
 def refuse_unsupported(target: str) -> None:
     """One line for the targets that a later version runs."""
     name = os.path.basename(target)
-    if name.endswith(DSL_SUFFIXES):
-        raise UsageError(f"{target}: .neural files are not in this version; available: train.py, -m package.module")
     if name in LAUNCHERS and not os.path.isdir(target):
         raise UsageError(
-            f"{name}: launchers are not in this version; available: train.py, -m package.module, python train.py"
+            f"{name}: launchers are not in this version; available: train.py, model.neural, -m package.module, "
+            "python train.py"
         )

@@ -1,0 +1,1 @@
+"""Models of `.neural` files: written as code a person would keep, and that code made to run."""

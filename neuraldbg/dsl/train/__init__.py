@@ -1,0 +1,1 @@
+"""Training a `.neural` file: its data, its loop, its search."""

@@ -1,0 +1,48 @@
+"""neural compile: a .neural file as PyTorch code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neuraldbg.errors import UsageError
+from neuraldbg.surfaces.cli.dsl_files import BACKEND, FILE, NETWORK, shows_problems
+
+
+@click.command(short_help="Write a .neural file as PyTorch code.")
+@FILE
+@BACKEND
+@NETWORK
+@click.option("-o", "--output", metavar="FILE", help="Write here.  [default: FILE with .py]")
+@click.option("--hpo", is_flag=True, help="Search what the file leaves open first (needs Optuna); write the best.")
+@click.option("--dataset", metavar="PATH", help="What a search trains on.  [default: synthetic data]")
+@click.option("--auto-flatten-output", is_flag=True, help="Accepted for old scripts: an Output on an image always is.")
+@click.option("--dry-run", is_flag=True, help="Print the code; write nothing.")
+@shows_problems
+def command(file: str, backend: str | None, output: str | None, dry_run: bool, **options: Any) -> int:
+    """Write FILE as a script that stands by itself: the model, its training, and a way to start it."""
+    from neuraldbg.dsl.build.torch_model import script
+    from neuraldbg.dsl.train.job import prepare
+    from neuraldbg.dsl.train.loop import Options
+    from neuraldbg.surfaces.cli.visualize import write
+
+    job = prepare(file, Options(network=options["network"], dataset=options["dataset"]), backend=backend)
+    if options["hpo"]:
+        from neuraldbg.dsl.train.search import search_best
+
+        job = search_best(job, None)
+    target = Path(output) if output else Path(file).with_suffix(".py")
+    if target.resolve() == Path(file).resolve():
+        raise UsageError(f"{target} is the file itself; name another with -o")
+    for graph in job.graphs:
+        several = f"_{graph.network.name.lower()}" if len(job.graphs) > 1 else ""
+        path = target.with_name(f"{target.stem}{several}{target.suffix}")
+        text = script(graph, file)
+        if dry_run:
+            click.echo(text, nl=False)
+        else:
+            write(path, text)
+            click.echo(str(path))
+    return 0

@@ -1,0 +1,35 @@
+"""What the commands on `.neural` files share: their mistakes shown in full, then one line that says why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+
+from neuraldbg.errors import DslError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shows_problems(command: F) -> F:
+    """A file with mistakes: each with its line and a caret on stderr; the caller prints the last line."""
+
+    @wraps(command)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except DslError as error:
+            if error.listing:
+                click.echo(error.listing, err=True)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+FILE = click.argument("file", type=click.Path())
+NETWORK = click.option("--network", metavar="NAME", help="This network of the file only.")
+BACKEND = click.option(
+    "-b", "--backend", metavar="NAME", envvar="NEURAL_BACKEND", help="What it runs on.  [default: pytorch]"
+)
