@@ -229,6 +229,8 @@ def _in_place(
     explains = entries[one.kind].explains
     led_to = [*under, *(symptom for symptom in symptoms if symptom.kind in explains)]
     chain = sorted(led_to, key=lambda each: (each.step if each.step is not None else -1, each.kind))
+    if one.severity is Severity.WARNING and any(each.severity is Severity.CRITICAL for each in chain):
+        one = replace(one, severity=Severity.CRITICAL)  # a cause is as grave as what it led to
     return Diagnosis(_with_order(one, chain, cure.evidence), tuple(chain), cure.fixes(one))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from neuraldbg.analysis.diagnose import Judgement
 from neuraldbg.analysis.layers import LayerSummary
-from neuraldbg.records import Finding, RunInfo
+from neuraldbg.records import Finding, RunInfo, Severity
 
 ENOUGH_UPDATES = 10  # before which a run without findings is not called healthy
 # no run with one of these is called healthy
@@ -45,10 +45,13 @@ class Facts:
 
 
 def judge(facts: Facts, judgement: Judgement) -> Verdict:
-    """The first finding above info decides; without one, a run that trained and was seen well enough is healthy."""
+    """The first finding above info decides, of several the first that is critical; without one, a run that trained and
+    was seen well enough is healthy."""
     loud = judgement.loud
     if loud:
-        return Verdict(loud[0].finding.severity.value, headline(loud[0].finding))
+        grave = [one.finding for one in loud if one.finding.severity is Severity.CRITICAL]
+        told = (grave or [loud[0].finding])[0]
+        return Verdict(told.severity.value, headline(told))
     ending = _ending(facts)
     trained = _trained(facts)
     known = _subject(facts.focus) + ", ".join([trained, *_details(facts)])
