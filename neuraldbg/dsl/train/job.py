@@ -15,6 +15,7 @@ from neuraldbg.dsl.train.loop import Options, Trained, train
 from neuraldbg.errors import BackendMissing, DslError
 
 BACKENDS = ("pytorch", "torch")
+SMALL_STEP = 1_000_000_000  # operations of an update below which one thread computes it
 LATER = ("tensorflow", "keras", "jax", "onnx")
 
 
@@ -38,6 +39,7 @@ class Job:
             _need_parameters(graph)
             _need_memory(graph)
             built = build(graph, self.path)
+            _threads_for(graph, self.options.batch or built.plan.batch_size)
             samples = samples_for(graph, built.loss, self.options.dataset, seed=self.options.seed)
             print(f"{graph.network.name}: {_size(graph)}", flush=True)
             print(f"data: {samples.told}", flush=True)
@@ -56,6 +58,15 @@ class Job:
             for problem in self.problems
             if problem.kind == "softmax_before_cross_entropy"
         ]
+
+
+def _threads_for(graph: Graph, batch: int) -> None:
+    """Of a small network the threads wait for each other more than they compute: on two busy cores the example of this
+    repository took 50 s of CPU time with two threads and 8 s with one."""
+    import torch
+
+    if 3 * graph.flops * batch < SMALL_STEP and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 def _need_parameters(graph: Graph) -> None:
