@@ -22,13 +22,14 @@ from neuraldbg.surfaces.terminal.tensor_picture import tensor_lines
 
 PROMPT = "(neural) "
 HELP = """\
-c            continue                    n            run to the next layer
-s            run to the next step        q            leave the training, as Ctrl-C does
-b            list breakpoints            b LAYER [backward] [if CONDITION]   set one
-d ID|LAYER   delete a breakpoint         on ID / off ID           switch one
-l [PATTERN]  layers                      v            values of this layer
-t [LAYER] [KIND] [SLICE]   a tensor: output, input, gradient, weight, bias, weight.grad
-p EXPR       any Python, in the frame that is held (input, output, gradient are there too)
+c            continue                  n          run to the next layer
+s            run to the next step      q          leave the training, as Ctrl-C
+b            list breakpoints          d, on, off ID   delete, switch on, off
+b LAYER [forward|backward|step] [if CONDITION]    stop there from now on
+l [PATTERN]  layers                    v          values of this layer
+t [LAYER] [KIND] [SLICE]   a tensor: output, input, gradient, weight, bias,
+             weight.grad
+p EXPR       any Python in the frame that is held (input, output, gradient too)
 w            why: what is known to be wrong so far"""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 BARS = " ▁▂▃▄▅▆▇█"
-WIDEST, TALLEST = 8, 6
+WIDEST, TALLEST, CELL = 7, 6, 10  # 80 columns with the dots
 
 
 def tensor_lines(shown: Mapping[str, Any]) -> Iterator[str]:
@@ -41,7 +41,7 @@ def _numbers(shown: Mapping[str, Any]) -> Iterator[str]:
     rows = [values[at : at + width] for at in range(0, min(len(values), width * TALLEST), width)]
     for row in rows:
         more = " ..." if width > WIDEST else ""
-        yield " ".join(f"{_short(value):>9}" for value in row[:WIDEST]) + more
+        yield "".join(f"{_in_a_cell(value):>{CELL}}" for value in row[:WIDEST]) + more
     if len(values) > width * TALLEST or shown["cut"]:
         yield "..."
 
@@ -49,6 +49,12 @@ def _numbers(shown: Mapping[str, Any]) -> Iterator[str]:
 def _bars(counts: list[int]) -> str:
     top = max(counts)
     return "".join(BARS[0 if not count else 1 + round((len(BARS) - 2) * count / top)] for count in counts)
+
+
+def _in_a_cell(value: Any) -> str:
+    """The digits that fit beside the next number."""
+    text = _short(value)
+    return text if len(text) < CELL else f"{value:.3g}" if len(f"{value:.3g}") < CELL else f"{value:.2e}"
 
 
 def _short(value: Any) -> str:
