@@ -247,3 +247,16 @@ def test_measuring_changes_nothing(how: str) -> None:
         assert torch.is_grad_enabled() == (how != "grad mode off")
     if how != "inference":
         assert tensor._version == 0
+
+
+def test_one_value_does_not_deviate_from_itself() -> None:
+    """What a device's float32 sums leave of it is no measurement."""
+    row = [1, 13.5148115, 0.00096, 13.514811, 13.514811, 13.514812, 0, 0, 0]
+    assert from_device_row(row)[1:3] == (13.514811, 0.0)
+
+
+def test_numbers_of_eight_bits_are_measured_by_torch_too() -> None:
+    values = torch.tensor([1.0, 2.0, 3.0, math.nan]).to(torch.float8_e4m3fn)
+    row = torch.zeros(9, dtype=torch.float64)
+    assert measure_on_device(values, row)
+    assert from_device_row(row.tolist())[:2] == (4, 2.0)

@@ -164,7 +164,8 @@ def _piece(values: Tensor) -> Tensor:
 
 
 def _deviation(values: Tensor, mean: Tensor) -> Tensor:
-    off = (plain(values).double() - mean).masked_fill(~values.isfinite(), 0)
+    wide = plain(values).double()  # float8 has no isfinite of its own
+    off = (wide - mean).masked_fill(~wide.isfinite(), 0)
     norm: Tensor = torch.linalg.vector_norm(off)
     return norm
 
@@ -174,6 +175,8 @@ def from_device_row(row: Any) -> Measured:
     count, mean, std, low, high, l2, zeros, nans, infs = (float(value) for value in row)
     if nans + infs >= count:
         return (int(count), NAN, NAN, NAN, NAN, NAN, int(zeros), int(nans), int(infs), 0)
+    if low == high:  # sums in float32 leave a rest
+        mean, std = low, 0.0
     return (int(count), mean, std, low, high, l2, int(zeros), int(nans), int(infs), 0)
 
 
