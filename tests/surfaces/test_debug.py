@@ -25,6 +25,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
     return requests
 
 
+PAGE = (1.0, 100, 1000, "dark", "execution_trace,gradient_flow,memory_profile")
+
+
 def debug(*words: str) -> int:
     with pytest.raises(SystemExit) as stopped:
         main(["debug", *words])
@@ -34,7 +37,7 @@ def debug(*words: str) -> int:
 
 def test_a_plain_script_has_the_defaults(asked: list[Request]) -> None:
     assert debug("train.py", "--lr", "0.1") == 5
-    assert asked == [Request(target="train.py", args=("--lr", "0.1"), port=8050)]
+    assert asked == [Request(target="train.py", args=("--lr", "0.1"), port=8050, page=PAGE)]
 
 
 def test_every_option_arrives(asked: list[Request], tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ def test_every_option_arrives(asked: list[Request], tmp_path: Path) -> None:
         Request(
             target="pkg.train", args=("--help", "--", "-m", "x"), module=True, out=Path("o"), budget="full",
             layers=("fc*", "conv1"), max_disk_bytes=10**9, export=tmp_path / "s.json", json=True, fail_on="critical",
-            serve=False,
+            serve=False, page=PAGE,
         )
     ]  # fmt: skip
 
