@@ -24,8 +24,8 @@ from neuraldbg.config.installation import namesake_notes, refuse_namesake
 from neuraldbg.control.breakpoints import split_break
 from neuraldbg.control.channel import ChannelServer
 from neuraldbg.control.gate import Gate
-from neuraldbg.control.server_file import STAY, how_to_continue
-from neuraldbg.control.verbs import Verbs
+from neuraldbg.control.reach import open_line
+from neuraldbg.control.server_file import STAY
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, Program, flush_streams, load_module, load_script, outcome_of
 from neuraldbg.trace.rundir import create_run, new_run_info
@@ -188,7 +188,6 @@ class Control:
         if gate is None:
             return
         gate.run_dir = run_dir
-        gate.how_to_answer = lambda: how_to_continue(run_dir) or f"`neural view {run_dir}` serves it"
         if request.step:
             gate.stop_each("layer")
         if request.serve:
@@ -196,12 +195,9 @@ class Control:
 
     def _open_line(self, gate: Gate) -> None:
         try:
-            self._line = ChannelServer(Verbs(gate), self._run_dir)
+            self._line = open_line(gate, self._run_dir, served=self._served)
         except OSError as error:
             _say(f"nobody can reach this run from outside: {error}")
-            return
-        gate.on_event.append(self._line.publish)
-        gate.remote = self._served
 
     @property
     def somebody_is_here(self) -> bool:

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from neuraldbg.control.channel import ChannelServer
+from neuraldbg.capture.attachment import package_parent
 from neuraldbg.control.gate import Gate
-from neuraldbg.control.server_file import how_to_continue
-from neuraldbg.control.verbs import Verbs
+from neuraldbg.control.reach import open_line
 
 PATIENCE_S = 10.0
 
@@ -19,12 +18,8 @@ class Page:
     """Serves from the moment it is made until `close`. It says where on stderr, as `neural view` does."""
 
     def __init__(self, run_dir: Path, gate: Gate) -> None:
-        self._line = ChannelServer(Verbs(gate), run_dir)
-        gate.on_event.append(self._line.publish)
-        gate.remote = True
-        gate.how_to_answer = lambda: how_to_continue(run_dir) or f"`neural view {run_dir}` serves it"
-        package = str(Path(__file__).parents[2])
-        search = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        self._line = open_line(gate, run_dir, served=True)
+        search = os.pathsep.join(filter(None, (package_parent(), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", "neuraldbg", "view", str(run_dir)]
         self._server = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": search}, stdin=subprocess.DEVNULL)
 

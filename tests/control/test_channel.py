@@ -7,11 +7,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from neuraldbg.control import channel as channel_module
 from neuraldbg.control.breakpoints import MOST
@@ -23,14 +24,6 @@ from neuraldbg.errors import AbortedByUser, ChannelClosed, ChannelError, Channel
 from neuraldbg.records import Phase, Stop
 
 EVENT = {"event": "hit", "breakpoints": [1], "layer": "x" * 200}
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(4000):
-        if holds():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it never came to that")
 
 
 @pytest.fixture

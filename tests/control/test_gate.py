@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from neuraldbg.control.channel import ChannelClient, ChannelServer
 from neuraldbg.control.gate import Gate
@@ -56,14 +56,6 @@ class Training:
         if self.gate.active:
             values = {"step": self.step, "mean_activation": float(self.step), "grad_norm": 0.5}
             self.gate.reached(Stop(self.step, phase, name, site, values), self.gate.watched(site, phase))
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if holds():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it never came to that")
 
 
 @pytest.fixture

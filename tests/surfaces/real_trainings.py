@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from commands import AS_SCRIPT, environment
+from waiting import eventually
 
 TRAIN = """
 import hashlib, random, sys, time
@@ -87,14 +86,6 @@ while time.monotonic() < until:
         break
 print("done", flush=True)
 """
-
-
-def eventually(holds: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > until:
-            raise AssertionError("it never came to that")
-        threading.Event().wait(0.02)
 
 
 class Real:

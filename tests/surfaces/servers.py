@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -62,22 +62,22 @@ def serving(
         door.close()
 
 
+def send(door: Doorway, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+    """Status and answer of a request, by curl."""
+    words = ["curl", "-sS", "-X", method, "-w", "\n%{http_code}", f"http://localhost:{door.port}{path}"]
+    words += [] if body is None else ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    text, _, status = subprocess.run(words, capture_output=True, text=True, check=True).stdout.rpartition("\n")
+    return int(status), json.loads(text)
+
+
 def curl(line: str, door: Doorway, *options: str) -> Any:
-    """A line of the seeds, as a shell runs it; only the port is another."""
+    """A line of the guide, as a shell runs it; only the port is another."""
     words = shlex.split(line.replace("\\\n", " ").replace("localhost:8050", f"localhost:{door.port}"))
     assert words[0] == "curl"
     result = subprocess.run(
         ["curl", "-sS", "--max-time", "30", *options, *words[1:]], capture_output=True, text=True, check=True
     )
     return json.loads(result.stdout)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(4000):
-        if holds():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it never came to that")
 
 
 def _described(_: Stop, kind: str, layer: str | None, part: str | None) -> dict[str, Any]:

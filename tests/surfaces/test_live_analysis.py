@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import environment
 from made_runs import MadeRun, made_run, train
+from waiting import eventually
 
 from neuraldbg.analysis.anomalies.watch import FOUND_FILE, MODEL_FILE
 from neuraldbg.analysis.catalogue import catalogue
@@ -31,13 +31,6 @@ FINDINGS = "findings.jsonl"
 def lines(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / FINDINGS
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def eventually(holds: Callable[[], object], patience_s: float = 40.0) -> None:
-    until = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
 
 
 def test_findings_are_there_while_the_run_goes_on(tmp_path: Path) -> None:

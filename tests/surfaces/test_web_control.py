@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from made_runs import made_run, train
-from servers import Training, curl, eventually, serving, training
+from servers import Training, curl, send, serving, training
+from waiting import eventually
 
 from neuraldbg.surfaces.web.doorway import Doorway
 
@@ -24,28 +21,7 @@ CONTINUE = "curl -X POST http://localhost:8050/api/continue"
 INSPECT = "curl http://localhost:8050/api/layer_inspect/Conv2D_1"
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    with made_run(tmp_path / "run") as run:
-        train(run, steps=5)
-    return run.directory
-
-
-@pytest.fixture
-def live(run_dir: Path) -> Iterator[tuple[Training, Doorway]]:
-    with training(run_dir) as trained, serving(run_dir) as door:
-        yield trained, door
-
-
-def send(door: Doorway, method: str, path: str, body: object = None) -> tuple[int, dict[str, object]]:
-    """Status and answer of a request, by curl."""
-    words = ["curl", "-sS", "-X", method, "-w", "\n%{http_code}", f"http://localhost:{door.port}{path}"]
-    words += [] if body is None else ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    text, _, status = subprocess.run(words, capture_output=True, text=True, check=True).stdout.rpartition("\n")
-    return int(status), json.loads(text)
-
-
-def test_the_curl_lines_of_the_seed_work_as_written(live: tuple[Training, Doorway]) -> None:
+def test_the_curl_lines_of_the_original_work_as_written(live: tuple[Training, Doorway]) -> None:
     trained, door = live
     added = curl(ADD, door)
     assert (added["status"], added["message"]) == ("success", "Breakpoint added for Conv2D_1")

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from real_trainings import DEAD, NAN, TRAIN, eventually, plain, real
+from real_trainings import DEAD, NAN, TRAIN, plain, real
+from waiting import eventually
 
 pytestmark = pytest.mark.slow
 DEBUG = ("debug", "--port", "0", "--out", "run")

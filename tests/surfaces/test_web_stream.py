@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import MadeRun, made_run, train
-from servers import asking, eventually, serving, training
+from servers import asking, serving, training
+from waiting import eventually
 from websockets.sync.client import ClientConnection, connect
 
 from neuraldbg.records import Kind

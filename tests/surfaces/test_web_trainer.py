@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_runs import made_run, train
-from servers import Training, asking, eventually, serving, training
+from servers import Training, asking, send, serving
+from waiting import eventually
 
 from neuraldbg.control import channel as channel_module
 from neuraldbg.control.channel import ChannelServer
@@ -21,26 +19,6 @@ from neuraldbg.surfaces.web import pages
 from neuraldbg.surfaces.web.app import THREADS
 from neuraldbg.surfaces.web.doorway import Doorway
 from neuraldbg.surfaces.web.runs import AT_ONCE
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    with made_run(tmp_path / "run") as run:
-        train(run, steps=5)
-    return run.directory
-
-
-@pytest.fixture
-def live(run_dir: Path) -> Iterator[tuple[Training, Doorway]]:
-    with training(run_dir) as trained, serving(run_dir) as door:
-        yield trained, door
-
-
-def send(door: Doorway, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-    words = ["curl", "-sS", "-X", method, "-w", "\n%{http_code}", f"http://localhost:{door.port}{path}"]
-    words += [] if body is None else ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    text, _, status = subprocess.run(words, capture_output=True, text=True, check=True).stdout.rpartition("\n")
-    return int(status), json.loads(text)
 
 
 def test_abort_ends_a_paused_training(live: tuple[Training, Doorway]) -> None:

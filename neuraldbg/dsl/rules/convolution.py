@@ -54,13 +54,22 @@ def convolution(use: Use) -> Made:
     sizes, channels = need_rank(use, rank)
     filters, kernel = use.integer("filters"), kernel_of(use, rank)
     strides, dilation = use.sizes(rank, "strides", "stride", default=1), use.sizes(rank, "dilation_rate", default=1)
-    groups, bias = use.integer("groups", default=1), use.flag("use_bias", default=True)
+    groups = use.integer("groups", default=1)
     if channels % groups or filters % groups:
         raise DoesNotFit(f"{channels} channels and {filters} filters cannot be put into {groups} groups")
+    return _convolved(use, (sizes, channels), filters, groups, (kernel, strides, dilation))
+
+
+def _convolved(
+    use: Use, given: tuple[Shape, int], filters: int, groups: int, window: tuple[Shape, Shape, Shape]
+) -> Made:
+    """`given` = sizes and channels of the input; `window` = kernel, strides and dilation."""
+    (sizes, channels), (kernel, strides, dilation) = given, window
+    bias = use.flag("use_bias", default=True)
     out, pads = windows(use, sizes, kernel, strides, dilation)
     weights = size(kernel) * (channels // groups) * filters
     options = {
-        "rank": rank,
+        "rank": len(sizes),
         "channels": channels,
         "filters": filters,
         "kernel": kernel,
@@ -87,24 +96,8 @@ def depthwise(use: Use) -> Made:
 
 
 def _spread(use: Use, sizes: Shape, channels: int, multiplier: int) -> Made:
-    kernel, strides = kernel_of(use, 2), use.sizes(2, "strides", default=1)
-    dilation, bias = use.sizes(2, "dilation_rate", default=1), use.flag("use_bias", default=True)
-    out, pads = windows(use, sizes, kernel, strides, dilation)
-    filters = channels * multiplier
-    weights = size(kernel) * filters
-    options = {
-        "rank": 2,
-        "channels": channels,
-        "filters": filters,
-        "kernel": kernel,
-        "strides": strides,
-        "dilation": dilation,
-        "groups": channels,
-        "pads": pads,
-        "bias": bias,
-    }
-    flops = size(out) * (2 * weights + bias * filters)
-    return Made("conv", (*out, filters), options, weights + bias * filters, flops, use.activation())
+    window = (kernel_of(use, 2), use.sizes(2, "strides", default=1), use.sizes(2, "dilation_rate", default=1))
+    return _convolved(use, (sizes, channels), channels * multiplier, channels, window)
 
 
 @rule("SeparableConv2D")
