@@ -221,6 +221,11 @@ class RunInfo:
     error: str | None = None  # last line of the exception that ended the script
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the analysis, where the user gave some
 
+    @property
+    def interrupted(self) -> bool:
+        """Somebody pressed Ctrl-C, or left it from a breakpoint."""
+        return bool(self.error and self.error.startswith("KeyboardInterrupt"))
+
 
 class Gate(Protocol):
     """What capture needs of control: a place where a run may be stopped."""

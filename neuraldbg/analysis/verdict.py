@@ -118,8 +118,7 @@ def _ending(facts: Facts) -> str | None:
             else "no end was recorded (killed, or still running)"
         )
     if run.error:
-        interrupted = run.error.startswith("KeyboardInterrupt")
-        return "interrupted from the keyboard" if interrupted else f"the script stopped with {_short(run.error)}"
+        return "interrupted from the keyboard" if run.interrupted else f"the script stopped with {_short(run.error)}"
     if run.exit_code:
         return f"the script exited with code {run.exit_code}"
     return None

@@ -291,15 +291,18 @@ def test_the_names_of_the_original_server(client: TestClient) -> None:
     assert "progress" in client.get("/api/debugger/progress").json()
 
 
-def test_a_run_that_was_killed_and_one_that_crashed(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_one_that_crashed_and_one_that_was_left(tmp_path: Path) -> None:
     with made_run(tmp_path / "killed") as run:
         train(run, steps=5)
     with made_run(tmp_path / "crashed") as run:
         train(run, steps=5)
         run.end(exit_code=1, error="ValueError: x", steps=5)
-    with asking(tmp_path / "killed", tmp_path / "crashed") as client:
+    with made_run(tmp_path / "left") as run:
+        train(run, steps=5)
+        run.end(exit_code=130, error="KeyboardInterrupt", steps=5)
+    with asking(*(tmp_path / name for name in ("killed", "crashed", "left"))) as client:
         states = [run["state"] for run in client.get("/api/runs").json()["runs"]]
-    assert states == ["killed", "crashed"]
+    assert states == ["killed", "crashed", "interrupted"]
 
 
 def test_a_run_without_a_single_row_answers_everywhere(tmp_path: Path) -> None:

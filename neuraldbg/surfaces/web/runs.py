@@ -127,8 +127,8 @@ class ServedRun:
         return self.line.call(verb, **arguments)
 
     def state(self) -> dict[str, Any]:
-        """running, paused (and where), unresponsive, finished, crashed or killed. Unresponsive is a training process
-        that is there and says nothing: stopped, or too busy to answer."""
+        """running, paused (and where), unresponsive, finished, interrupted, crashed or killed. Unresponsive is a training
+        process that is there and says nothing: stopped, or too busy to answer."""
         silent = False
         try:
             told = self.call("state")
@@ -141,7 +141,8 @@ class ServedRun:
         with self.reading() as trace:
             run = trace.run
             if run.ended:
-                state = "crashed" if run.error or run.exit_code else "finished"
+                broken = "interrupted" if run.interrupted else "crashed"
+                state = broken if run.error or run.exit_code else "finished"
             else:
                 state = "unresponsive" if silent else "running" if is_alive(run) else "killed"
             return {"state": state, "attached": state == "unresponsive", "step": trace.last_step}

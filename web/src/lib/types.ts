@@ -1,7 +1,7 @@
 /** What the server answers. A number that JSON has no word for arrives as "nan", "inf" or "-inf". */
 
 export type Num = number | "nan" | "inf" | "-inf" | null;
-export type RunState = "running" | "paused" | "finished" | "crashed" | "killed";
+export type RunState = "running" | "paused" | "finished" | "interrupted" | "crashed" | "killed" | "unresponsive";
 export type Severity = "critical" | "warning" | "info";
 
 export interface Settings {
