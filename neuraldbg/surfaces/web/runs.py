@@ -127,8 +127,8 @@ class ServedRun:
         return self.line.call(verb, **arguments)
 
     def state(self) -> dict[str, Any]:
-        """running, paused (and where), unresponsive, finished, interrupted, crashed or killed. Unresponsive is a training
-        process that is there and says nothing: stopped, or too busy to answer."""
+        """running, paused (and where), unresponsive, finished, interrupted, crashed or killed. Unresponsive is a
+        training process that is there and says nothing: stopped, or too busy to answer."""
         silent = False
         try:
             told = self.call("state")
