@@ -23,16 +23,24 @@ HOST = "127.0.0.1"
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
         without("Chromium (apt-get install chromium)")
     if not (BUILT / "index.html").is_file():
         without("built page (pip install -e . builds it)")
     try:
-        from playwright.sync_api import sync_playwright
+        import playwright.sync_api  # noqa: F401
     except ImportError:
         without("playwright (pip install -e '.[test]')")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    """One for each file: while it is open an event loop runs in this thread, which no other test may find there."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield made
@@ -58,7 +66,7 @@ def _is_far(url: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def runs(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return record(tmp_path_factory.mktemp("recorded"))
 
 
@@ -70,6 +78,6 @@ def recorded(runs: dict[str, Path]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def live(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def live(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with going_on(tmp_path_factory.mktemp("live")) as address:
         yield address
