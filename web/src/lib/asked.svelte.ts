@@ -2,6 +2,7 @@ import { untrack } from "svelte";
 import { ask, Refused } from "./api";
 
 const SLOW_MS = 1000;
+export const RETRY_MS = 2000; // a server that was started anew is found again
 
 /** An answer that follows its question: `path` is asked again whenever it changes; the old answer stays until then. One
  * request at a time: while the question changes fast, those between the one under way and the newest are left out. */
@@ -49,5 +50,6 @@ export class Asked<T> {
     this.error = wrong instanceof Refused ? wrong.message : wrong ? "the server does not answer" : null;
     if (data || (wrong instanceof Refused && wrong.status === 404)) this.data = data;
     if (this.#wanted !== null && this.#wanted !== path) void this.#fetch(this.#wanted);
+    else if (wrong && !(wrong instanceof Refused)) setTimeout(() => this.again(), RETRY_MS);
   }
 }

@@ -20,6 +20,7 @@ export interface TreeNode extends LayerEntry { path: string; children: TreeNode[
 export interface RunDetails extends RunEntry {
   backend: string | null; versions: Record<string, string>; world_size: number | null; ranks: number[];
   damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
+  hits: { step: number; layer: string | null }[];
 }
 
 export interface Where {
