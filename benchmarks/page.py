@@ -41,7 +41,14 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 FLAGS += ["--disable-sync", "--enable-precise-memory-info"]
 LIVE_WINDOWS, LIVE_WINDOW_S = 5, 4.0
 LIVE_RATE = 50  # steps a second
-BARS = {"usable": "2,000 ms", "scrub": "100 ms", "zoom": "100 ms", "live": "10 /s", "heap": "100 MB", "weight": "250 kB"}
+BARS = {
+    "usable": "2,000 ms",
+    "scrub": "100 ms",
+    "zoom": "100 ms",
+    "live": "10 /s",
+    "heap": "100 MB",
+    "weight": "250 kB",
+}
 
 # what every panel of a view says when it shows a step: where, and the step as it is written there
 PANELS = {
@@ -160,7 +167,9 @@ def training(folder: Path, layers: int) -> Iterator[str]:
     options = ["--parent-fd", str(reading), "--port", "0", "--push-every", "0.1"]
     try:
         time.sleep(3.0)
-        with served([sys.executable, "-m", "neuraldbg.surfaces.viewer", str(run), *options], pass_fds=(reading,)) as url:
+        with served(
+            [sys.executable, "-m", "neuraldbg.surfaces.viewer", str(run), *options], pass_fds=(reading,)
+        ) as url:
             yield url
     finally:
         trainer.kill()
@@ -233,7 +242,14 @@ def updates(browser: Any, folder: Path, layers: int) -> list[float]:
 
 
 def weight_kb() -> float:
-    return sum(len(gzip.compress(file.read_bytes())) for file in BUILT.rglob("*") if file.suffix in (".js", ".css", ".html")) / 1e3
+    return (
+        sum(
+            len(gzip.compress(file.read_bytes()))
+            for file in BUILT.rglob("*")
+            if file.suffix in (".js", ".css", ".html")
+        )
+        / 1e3
+    )
 
 
 def middle(values: Sequence[float], statistic: Callable[[Sequence[float]], float] = statistics.median) -> str:
@@ -287,7 +303,7 @@ def main() -> None:
             measure(browser, options.run or recorded(Path(folder), options.layers, options.steps), options.rounds)
         if options.only != "recorded":
             rates = updates(browser, Path(folder), options.layers)
-            print([round(r,1) for r in rates])
+            print([round(r, 1) for r in rates])
             line(f"live, {options.layers} layers, {LIVE_RATE} steps/s", middle(rates), "/s", BARS["live"])
         line("page, gzip", f"{weight_kb():.1f}", "kB", BARS["weight"])
         browser.close()

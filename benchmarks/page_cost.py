@@ -139,7 +139,9 @@ def main() -> None:
     again = [chance.choice(logs, len(logs)).mean() for _ in range(10_000)]
     low, high = (math.exp(each) for each in np.quantile(again, [0.025, 0.975]))
     print(f"refresh_rate {options.refresh}, budget {options.budget}: {rate:.1f} updates/s on the page")
-    print(f"CPU time with the page open over without: {math.exp(logs.mean()):.4f} ({low:.4f} to {high:.4f})   bar {BAR}")
+    print(
+        f"CPU time with the page open over without: {math.exp(logs.mean()):.4f} ({low:.4f} to {high:.4f})   bar {BAR}"
+    )
 
 
 if __name__ == "__main__":
