@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import MadeRun, made_run, train
-from servers import asking, serving, training
+from servers import asking, send, serving, training
 from waiting import eventually
 from websockets.sync.client import ClientConnection, connect
 
@@ -73,15 +73,15 @@ def test_frames_follow_a_growing_run(tmp_path: Path) -> None:
             assert next_of(page, "frame")["step"] == 2
 
 
-def test_a_look_of_the_page_has_the_trainer_write(tmp_path: Path) -> None:
-    with made_run(tmp_path / "run") as run, training(run.directory) as trained, serving(run.directory) as door:
-        trained.gate.freshen = run.writer.flush
-        site = run.module("fc", "Linear", run.model())
-        for step in range(3):
-            run.stats(site, Kind.ACTIVATION, step)
-        assert run.writer.written["stats"] == 0  # by itself it would not have been written
-        with stream(door) as page:
-            assert next_of(page, "frame")["step"] == 1
+def test_the_trainer_learns_how_often_a_page_looks_and_only_while_one_does(run_dir: Path) -> None:
+    told: list[float] = []
+    with training(run_dir) as trained, serving(run_dir, interval_s=0.125) as door:
+        trained.gate.watched_every = told.append
+        send(door, "GET", "/api/run")
+        assert told == []
+        with stream(door):
+            eventually(lambda: told)
+        assert set(told) == {0.125}
 
 
 def test_the_interval_holds_frames_back(tmp_path: Path) -> None:

@@ -128,13 +128,13 @@ class ServedRun:
     def call(self, verb: str, **arguments: Any) -> Any:
         return self.line.call(verb, **arguments)
 
-    def state(self, *, fresh: bool = False) -> dict[str, Any]:
+    def state(self, *, every_s: float | None = None) -> dict[str, Any]:
         """running, paused (and where), unresponsive, finished, interrupted, crashed or killed. Unresponsive is a
-        training process that is there and says nothing: stopped, or too busy to answer. `fresh`: it is also asked to
-        write what it has recorded."""
+        training process that is there and says nothing: stopped, or too busy to answer. `every_s`: it is also told
+        how often somebody looks."""
         silent = False
         try:
-            told = self.call("state", **({"fresh": True} if fresh else {}))
+            told = self.call("state", **({} if every_s is None else {"every_s": every_s}))
             if isinstance(told, dict) and isinstance(told.get("state"), str):
                 return {**told, "attached": True}
         except ChannelSilent:
