@@ -49,9 +49,7 @@ def test_who_watches_does_not_wait_for_the_writers_own_pace(tmp_path: Path) -> N
             wait_until(lambda already=already: writer.written["stats"] == already + 100)
 
 
-def test_the_pace_of_who_watches_is_bounded_and_ends_with_him(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pace_of_who_watches_is_bounded_and_ends_with_him(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = new_run(tmp_path)
     with TraceWriter(run, flush_interval_s=3600) as writer:
         assert writer._turn_s() == 3600

@@ -103,7 +103,7 @@ class Watch:
         return [message, change, progress]
 
     def _frame(self) -> list[Message]:
-        with self.run.reading(fresh=True) as trace:
+        with self.run.following() as trace:
             step = data.settled_step(trace)
             if step is None or step == self._step:
                 return []
