@@ -83,11 +83,18 @@ def _value(value: Any) -> str:
 def _next(console: Console, one: Mapping[str, Any]) -> None:
     cures = one["suggestions"][:MOST_CURES]
     for at, cure in enumerate(cures):
-        labelled(console, "" if at else "Next", cure["title"])
+        labelled(console, "" if at else "Next", cure["title"] + tried(cure))
         if cure["patch"] and at == 0:
             _patch(console, cure["patch"])
-    more = f"neural explain {one['kind']}"
+    more = f"neural explain {one['kind']}" + ("" if any(cure["verified"] for cure in cures) else "   neural whatif")
     labelled(console, "" if cures else "Next", more, style="dim")
+
+
+def tried(cure: Mapping[str, Any]) -> str:
+    """What `neural whatif` made of it."""
+    if cure.get("verified") is None:
+        return ""
+    return f" (verified: {cure['effect']})" if cure["verified"] else f" (tried, no proof: {cure['effect']})"
 
 
 def _patch(console: Console, patch: str) -> None:
