@@ -108,8 +108,7 @@ def summarise(
     layers, models = summarise_layers(trace), _models(trace)
     lines = _loss_lines(trace, series)
     facts = _facts(trace, run, calls, (series, lines), (layers, models), alive)
-    judgement = diagnose(trace, thresholds, focus=wanted, ongoing=ongoing)
-    judgement = in_the_light_of(judgement, read_tried(trace.path))
+    judgement = in_the_light_of(diagnose(trace, thresholds, focus=wanted, ongoing=ongoing), read_tried(trace.path))
     return RunSummary(
         run=run,
         ended=run.ended,

@@ -77,7 +77,8 @@ def test_settings_of_the_optimizer_are_set_for_the_step_only(make: Callable[[str
     model, optimizer = line(momentum=0.9, weight_decay=0.5)
     first, second = moved(model, optimizer), moved(model, optimizer)
     assert torch.allclose(first, second)
-    assert optimizer.param_groups[0]["momentum"] == 0.9 and optimizer.param_groups[0]["weight_decay"] == 0.5
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
 def test_adam_takes_its_first_beta_for_a_momentum(make: Callable[[str], None]) -> None:

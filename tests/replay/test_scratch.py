@@ -44,7 +44,8 @@ def run_in_copy(project: Path, code: str) -> subprocess.CompletedProcess[str]:
 def test_the_copy_has_the_same_content_and_goes_away(project: Path) -> None:
     with scratch_copy(project) as copy:
         assert (copy / "train.py").read_text() == "print('hello')\n"
-        assert (copy / "big.bin").is_symlink() and (copy / "data").is_symlink()
+        assert (copy / "big.bin").is_symlink()
+        assert (copy / "data").is_symlink()
         assert not (copy / "neuraldbg_runs").exists()
     assert not copy.exists()
 
@@ -59,7 +60,7 @@ WAYS = {
     "remove from a linked folder": "import os; os.remove('data/3.txt'); assert not os.path.exists('data/3.txt')",
     "rename in a linked folder": "import os; os.rename('data/3.txt', 'data/z.txt')",
     "make a folder": "import os; os.makedirs(ORIGIN + '/data/made/inner')",
-    "pathlib": "import pathlib; pathlib.Path(ORIGIN, 'data', '4.txt').write_text('x'); pathlib.Path('train.py').unlink()",
+    "pathlib": "from pathlib import Path; Path(ORIGIN, 'data', '4.txt').write_text('x'); Path('train.py').unlink()",
     "chmod": "import os; os.chmod('big.bin', 0o600)",
     "low level": "import os; fd = os.open('data/5.txt', os.O_WRONLY | os.O_TRUNC); os.write(fd, b'x'); os.close(fd)",
     "copied over": "import shutil; shutil.copy('train.py', 'data/6.txt')",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ SLOWER = 4.0  # times the duration of the run: an arm may take that long
 @click.option("--json", "as_json", is_flag=True, help="The outcome as JSON.")
 def command(run: str | None, **options: Any) -> int:
     """Run the script of RUN again with one change at a time, made by the debugger and not in your code, and say which
-    one cures it. It runs in a copy of its working directory, against the same script unchanged. Without RUN: the newest.
+    one cures it. It runs in a copy of its working directory, beside the same script unchanged. Without RUN: the newest.
     """
     if options["listing"]:
         return _list_changes(as_json=options["as_json"])
@@ -116,51 +118,30 @@ def _confirm(run: RunInfo, *, ask: bool) -> None:
     wrote = written_since(Path(run.cwd or "."), began, began + (run.duration_s or 0.0))
     changed = Path(run.cwd or ".") / (run.script or "")
     if changed.is_file() and changed.stat().st_mtime > began:
-        click.echo(
-            f"neuraldbg: {run.script} was changed after the run; what is tried is the script as it is now", err=True
-        )
+        click.echo(f"neuraldbg: {run.script} was changed after the run; it is tried as it is now", err=True)
     if not ask:
         return
     click.echo(f"This runs {' '.join(run.command)} several times, in a copy of {run.cwd}.")
     if wrote:
         click.echo(f"The first time it wrote: {', '.join(wrote[:8])}{' ...' if len(wrote) > 8 else ''}")
     click.echo(
-        "Files go to the copy and trackers are switched off; what it does over the network or outside is not held."
+        "Files go to the copy, trackers are off; what it does over the network or elsewhere on disk is not held."
     )
     click.confirm("Go on?", default=True, abort=True)
 
 
-class _Progress:
-    """One line that says what is being tried, and for how long."""
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Says what is being tried: a line that changes at a terminal, one line for each elsewhere."""
+    if quiet:
+        yield lambda _: None
+    elif not sys.stderr.isatty():
+        yield lambda text: click.echo(f"neuraldbg: trying {text}", err=True)
+    else:
+        from neuraldbg.surfaces.terminal.console import make_console
 
-    def __init__(self, status: Any) -> None:
-        self._status = status
-
-    def __call__(self, text: str) -> None:
-        if self._status is None:
-            click.echo(f"neuraldbg: trying {text}", err=True)
-        else:
-            self._status.update(f"trying {text}")
-
-
-class _progress:
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-
-    def __enter__(self) -> Any:
-        self._status = None
-        if self._quiet:
-            return lambda _: None
-        if sys.stderr.isatty():
-            from neuraldbg.surfaces.terminal.console import make_console
-
-            self._status = make_console(sys.stderr).status("getting ready")
-            self._status.start()
-        return _Progress(self._status)
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        with make_console(sys.stderr).status("getting ready") as status:
+            yield lambda text: status.update(f"trying {text}")
 
 
 def _show(found: dict[str, Any], run_dir: Path) -> None:
