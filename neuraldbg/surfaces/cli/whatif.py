@@ -124,9 +124,7 @@ def _confirm(run: RunInfo, *, ask: bool) -> None:
     click.echo(f"This runs {' '.join(run.command)} several times, in a copy of {run.cwd}.")
     if wrote:
         click.echo(f"The first time it wrote: {', '.join(wrote[:8])}{' ...' if len(wrote) > 8 else ''}")
-    click.echo(
-        "Files go to the copy, trackers are off; what it does over the network or elsewhere on disk is not held."
-    )
+    click.echo("Files go to the copy, trackers are off; the network and other places on disk are not held.")
     click.confirm("Go on?", default=True, abort=True)
 
 
