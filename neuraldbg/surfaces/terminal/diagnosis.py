@@ -86,8 +86,13 @@ def _next(console: Console, one: Mapping[str, Any]) -> None:
         labelled(console, "" if at else "Next", cure["title"] + tried(cure))
         if cure["patch"] and at == 0:
             _patch(console, cure["patch"])
-    more = f"neural explain {one['kind']}" + ("" if any(cure["verified"] for cure in cures) else "   neural whatif")
+    more = f"neural explain {one['kind']}" + ("   neural whatif" if can_be_tried(cures) else "")
     labelled(console, "" if cures else "Next", more, style="dim")
+
+
+def can_be_tried(cures: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an experiment might prove one of them, and none has been made."""
+    return any(cure["patch"] for cure in cures) and all(cure["verified"] is None for cure in cures)
 
 
 def tried(cure: Mapping[str, Any]) -> str:
