@@ -38,6 +38,7 @@ class ArmPlan:
     origin: str  # the working directory itself, which is not written to
     steps: int | None
     seeded: bool = False
+    operations: str | None = None  # a file to log every operation to; then nothing else is recorded
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -59,6 +60,7 @@ class Changed:
         self._plan = plan
         self._patches = Patches()
         self._updates = 0
+        self._log: Any = None
         self._watch = ImportWatch("torch", self._torch_imported)
 
     def install(self) -> None:
@@ -70,6 +72,10 @@ class Changed:
         torch: Any = sys.modules["torch"]
         if self._plan.seeded:
             torch.manual_seed(SEED)
+        if self._plan.operations is not None:
+            from neuraldbg.replay.operations import log_operations
+
+            self._log = log_operations(self._plan.operations)
         passes = Passes(torch, self._patches)
         place = Place(torch, self._patches, passes)
         for text in self._plan.changes:
@@ -81,12 +87,16 @@ class Changed:
 
     def _count(self, *_: Any) -> None:
         self._updates += 1
+        if self._log is not None:
+            self._log.step = self._updates
         if self._plan.steps is not None and self._updates >= self._plan.steps:
             raise EnoughSteps
 
     def close(self) -> None:
         self._watch.remove()
         self._patches.close()
+        if self._log is not None:
+            self._log.close()
 
 
 def _seed_python() -> None:
@@ -103,9 +113,10 @@ def run(plan: ArmPlan) -> int:
     guard = Guard(plan.origin, plan.scratch, plan.run_dir)
     program = load_module(plan.target, plan.args) if plan.module else load_script(plan.target, plan.args)
     changed = Changed(plan)
-    attachment = Attachment(Plan(plan.run_dir, 0.01))
+    attachment = Attachment(Plan(plan.run_dir, 0.01)) if plan.operations is None else None
     changed.install()
-    attachment.start()
+    if attachment is not None:
+        attachment.start()
     guard.install()
     began = time.monotonic()
     try:
@@ -116,7 +127,8 @@ def run(plan: ArmPlan) -> int:
     finally:
         guard.remove()
     changed.close()
-    attachment.close(exit_code=code, error=error, error_at=error_at, duration_s=time.monotonic() - began)
+    if attachment is not None:
+        attachment.close(exit_code=code, error=error, error_at=error_at, duration_s=time.monotonic() - began)
     return code
 
 

@@ -68,7 +68,7 @@ class Bench:
             if candidate.patch is not None and not apply_patch(candidate.patch, scratch):
                 raise PatchDoesNotApply(f"the patch for {candidate.causes[0]} does not apply")
             place = self._place(name)
-            code, timed_out = self._run(self._plan(candidate, place, scratch), place)
+            code, timed_out = run_arm(self._plan(candidate, place, scratch), place / OUTPUT, self.limits.seconds)
         return _ending(place, code, timed_out=timed_out)
 
     def _place(self, name: str) -> Path:
@@ -95,22 +95,23 @@ class Bench:
             seeded=self.seeded,
         )
 
-    def _run(self, plan: ArmPlan, place: Path) -> tuple[int, bool]:
-        with tempfile.TemporaryDirectory(prefix="neuraldbg-arm-") as folder:
-            file = Path(folder) / "arm.json"
-            file.write_text(plan.to_json(), encoding="utf-8")
-            code = f"import sys; sys.path.append({package_parent()!r}); from neuraldbg.replay.arm import main; main()"
-            with open(place / OUTPUT, "wb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", code, str(file)],
-                    cwd=plan.scratch,
-                    env=quiet_environment(os.environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                return _wait(process, self.limits.seconds)
+
+def run_arm(plan: ArmPlan, output: Path, seconds: float) -> tuple[int, bool]:
+    """The exit code of an arm that is run as a process of its own, and whether its time ran out."""
+    code = f"import sys; sys.path.append({package_parent()!r}); from neuraldbg.replay.arm import main; main()"
+    with tempfile.TemporaryDirectory(prefix="neuraldbg-arm-") as folder, open(output, "wb") as said:
+        file = Path(folder) / "arm.json"
+        file.write_text(plan.to_json(), encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(file)],
+            cwd=plan.scratch,
+            env=quiet_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return _wait(process, seconds)
 
 
 class PatchDoesNotApply(NeuralDbgError):
@@ -152,10 +153,10 @@ def _ending(place: Path, code: int, *, timed_out: bool) -> Ending:
     return Ending(losses, kinds, None if timed_out else code, timed_out)
 
 
-def last_words(place: Path) -> str | None:
+def last_words(output: Path) -> str | None:
     """The last line that an arm printed: of a failed one, why."""
     try:
-        lines = (place / OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return None
     return lines[-1] if lines else None

@@ -15,7 +15,7 @@ from neuraldbg.errors import NeuralDbgError
 from neuraldbg.records import RunInfo
 from neuraldbg.replay.candidates import PATCH, Candidate, candidates, pairs
 from neuraldbg.replay.outcomes import Ending, effect, same
-from neuraldbg.replay.running import Bench, Limits, PatchDoesNotApply, last_words
+from neuraldbg.replay.running import OUTPUT, Bench, Limits, PatchDoesNotApply, last_words
 from neuraldbg.replay.scratch import differences, look
 from neuraldbg.trace.rundir import write_atomically
 
@@ -99,7 +99,7 @@ def experiment(
     before = look(bench.origin)
     control, bench = _controls(bench, tell)
     if control.exit_code not in (0, None) and run.exit_code == 0:
-        said = last_words(bench.folder / "control")
+        said = last_words(bench.folder / "control" / OUTPUT)
         raise ControlFails(f"the script does not run again as it is (exit code {control.exit_code}): {said}")
     trial = _Trial(bench, Experiment(control, seeded=bench.seeded), asked, tell)
     if asked.changes:
@@ -163,9 +163,12 @@ class _Trial:
             if ending is None:
                 continue
             verdict = self._verdict(candidate, ending, proved)
-            failed = ending.exit_code not in (0, None)
-            note = last_words(self._bench.folder / name) if failed else "ran out of time" if ending.timed_out else None
-            self.found.arms.append(Arm(candidate, ending, verdict, note))
+            self.found.arms.append(Arm(candidate, ending, verdict, self._note(name, ending)))
+
+    def _note(self, name: str, ending: Ending) -> str | None:
+        if ending.timed_out:
+            return "ran out of time"
+        return last_words(self._bench.folder / name / OUTPUT) if ending.exit_code != 0 else None
 
     def _try(self, name: str, candidate: Candidate) -> Ending | None:
         self._tell(candidate.name if candidate.patch is None else f"the patch for {candidate.causes[0]}")

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forkserver import ForkServer
+from whatif_command import neural
 
 from neuraldbg.replay.candidates import CURES, candidates, pairs
 from neuraldbg.replay.changes import parse
 from neuraldbg.replay.scratch import differences, look
 
-PACKAGE = str(Path(__file__).parents[2])
 FORGETFUL = """
 import os, torch
 from torch import nn
@@ -38,19 +35,6 @@ torch.save(model.state_dict(), os.path.join(os.path.dirname(os.path.abspath(__fi
 HEALTHY = FORGETFUL.replace("    loss.backward()", "    optimizer.zero_grad()\n    loss.backward()").replace(
     "0.5)\n", "0.2)\n"
 )
-
-
-def neural(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": PACKAGE, "COLUMNS": "100"}
-    return subprocess.run(
-        [sys.executable, "-m", "neuraldbg", *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neuraldbg.errors import UsageError
+from neuraldbg.surfaces.cli.progress import progress
 
 if TYPE_CHECKING:
     from neuraldbg.records import RunInfo
@@ -57,8 +56,8 @@ def command(run: str | None, **options: Any) -> int:
         options["jobs"],
         options["everything"],
     )
-    with _progress(quiet=options["as_json"]) as tell:
-        found = experiment(run_dir, summary.run, summary.findings, asked, tell)
+    with progress(quiet=options["as_json"]) as tell:
+        found = experiment(run_dir, summary.run, summary.findings, asked, lambda text: tell(f"trying {text}"))
     if options["as_json"]:
         from neuraldbg.surfaces.reports.session import dump
 
@@ -126,20 +125,6 @@ def _confirm(run: RunInfo, *, ask: bool) -> None:
         click.echo(f"The first time it wrote: {', '.join(wrote[:8])}{' ...' if len(wrote) > 8 else ''}")
     click.echo("Files go to the copy, trackers are off; the network and other places on disk are not held.")
     click.confirm("Go on?", default=True, abort=True)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Says what is being tried: a line that changes at a terminal, one line for each elsewhere."""
-    if quiet:
-        yield lambda _: None
-    elif not sys.stderr.isatty():
-        yield lambda text: click.echo(f"neuraldbg: trying {text}", err=True)
-    else:
-        from neuraldbg.surfaces.terminal.console import make_console
-
-        with make_console(sys.stderr).status("getting ready") as status:
-            yield lambda text: status.update(f"trying {text}")
 
 
 def _show(found: dict[str, Any], run_dir: Path) -> None:
