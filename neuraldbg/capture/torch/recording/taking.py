@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -27,6 +28,7 @@ from neuraldbg.capture.torch.recording.tape import (
 from neuraldbg.capture.torch.stats import digest_of
 from neuraldbg.capture.torch.sweep import owned
 
+LATELY = 4
 EVERY = 50  # updates between two states
 LARGEST_GRADIENT = 64 * 2**20  # bytes of the gradient of one output
 
@@ -41,6 +43,7 @@ class Recording:
         self._marks: dict[int, tuple[int, int]] = {}  # parameter -> identity and version of its gradient
         self._since_state = 0
         self._known_change = False
+        self._lately: deque[Any] = deque(maxlen=LATELY)  # models and optimizers: a function that trains may be over
         for moment, notice in (
             ("pass_begun", self._pass_begun),
             ("pass_ended", self._pass_ended),
@@ -61,6 +64,7 @@ class Recording:
         if not self.tape.states:
             self._take_state()
         entry = root.get_submodule(one.entry.path)
+        self._hold(root)
         refused = None if few_items((args, kwargs)) else "its arguments hold too many items"
         if self.core.local.in_step is not None:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
@@ -79,6 +83,10 @@ class Recording:
             if tensor.grad_fn is not None:
                 hook: Callable[..., Any] = tensor.register_hook
                 hook(self._arrives(taped, slot))
+
+    def _hold(self, one: Any) -> None:
+        if not any(each is one for each in self._lately):
+            self._lately.append(one)
 
     def _arrives(self, taped: TapedPass, slot: int) -> Callable[[Tensor], None]:
         core = self.core
@@ -143,6 +151,7 @@ class Recording:
 
     def _update_begun(self, optimizer: Optimizer, _: Any) -> None:
         self.optimizers.add(optimizer)
+        self._hold(optimizer)
         held = list(owned(optimizer))
         with torch.no_grad():
             digests = {at: digest_of(p.grad) for at, p in enumerate(held) if p.grad is not None}
