@@ -182,6 +182,7 @@ def run_details(trace: Trace) -> dict[str, Any]:
         "tree": _tree(trace, modules),
         "metrics": list(METRICS),
         "series": series_names(trace),
+        "hits": [{"step": one["at_step"], "layer": one["layer"]} for one in trace.facts("hit")],
     }
 
 

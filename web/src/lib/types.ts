@@ -20,6 +20,7 @@ export interface TreeNode extends LayerEntry { path: string; children: TreeNode[
 export interface RunDetails extends RunEntry {
   backend: string | null; versions: Record<string, string>; world_size: number | null; ranks: number[];
   damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
+  hits: { step: number; layer: string | null }[];
 }
 
 export interface Where {
@@ -55,7 +56,11 @@ export interface Series {
 
 /** One number for every layer and metric, at one step; NaN where nothing was measured. */
 export interface Frame { step: number; layers: string[]; metrics: Record<string, ArrayLike<number>> }
-export interface FrameAnswer { step: number | null; layers: string[]; metrics: Record<string, Num[]> }
+/** All that is shown of a step: every layer in numbers (base64), the one inspected, and when each ran. */
+export interface Moment {
+  step: number | null; timed_step: number | null; layers: string[]; flops: (number | null)[];
+  metrics: Record<string, string>; inspected: (Inspected & { error?: string }) | null; spans: Span[];
+}
 
 export interface HeatAnswer {
   metric: string; layers: string[]; edges: number[]; cells: string; min: number | null; max: number | null;
