@@ -17,6 +17,7 @@ from neuraldbg.trace.tables import PHASE_CODE
 
 MB = 1e6
 LOOK_BACK = 1000  # steps that usually hold the last hundred executions
+_CHECKPOINTS = {"checkpoint_saved": "saved", "checkpoint_read": "read", "state_loaded": "loaded"}
 _GROUPS = {
     "execution_times": "execution_time",
     "memory_usage": "memory",
@@ -182,7 +183,19 @@ def run_details(trace: Trace) -> dict[str, Any]:
         "tree": _tree(trace, modules),
         "metrics": list(METRICS),
         "series": series_names(trace),
+        "checkpoints": _checkpoints(trace),
     }
+
+
+def _checkpoints(trace: Trace) -> list[dict[str, Any]]:
+    """States that were saved or read back, one entry a step and kind."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for fact in trace.facts():
+        what = _CHECKPOINTS.get(str(fact.get("type")))
+        if what is not None:
+            entry = {"step": fact.get("step", 0), "what": what, "file": fact.get("file"), "source": fact.get("line")}
+            found.setdefault((entry["step"], what), entry)
+    return [found[key] for key in sorted(found)]
 
 
 def _layer(trace: Trace, site: Site) -> dict[str, Any]:

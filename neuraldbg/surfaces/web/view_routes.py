@@ -143,8 +143,10 @@ def histogram(
     settings: Configured,
     kind: Annotated[str, Query(max_length=50, description=", ".join(data.KINDS))] = "activation",
 ) -> StrictJSON:
-    """This version's traces hold the range and the moments of every tensor but no histograms: `histograms` is empty.
-    Of a paused run /api/tensor has one."""
+    """`histograms`: of steps that were measured in full, up to 120 rows, how many values have a magnitude of
+    2^(from + i) to 2^(from + i + 1); zeros and what is not finite are counted apart. Empty for runs of older versions,
+    for tensors on a device, and for kinds other than activation, gradient and parameter. `ranges`: smallest, largest,
+    mean and deviation over all measured steps. Of a paused run /api/tensor has the values themselves."""
     if kind not in data.KINDS:
         raise UnknownName("kind", kind, data.KINDS, listed_by="/docs")
     with run.reading() as trace:
@@ -153,8 +155,9 @@ def histogram(
             name: data.series(trace, f"{kind}.{name}", layer, between, settings.points)
             for name in ("min", "max", "mean", "std")
         }
+        counted = data.histograms(trace, layer, kind, between)
         name = trace.canonical(site)
-    return StrictJSON({"layer": name, "kind": kind, "histograms": [], "ranges": ranges})
+    return StrictJSON({"layer": name, "kind": kind, **counted, "ranges": ranges})
 
 
 @router.get("/api/findings", summary="What is wrong, most likely cause first")
