@@ -59,11 +59,10 @@ def series(trace: Trace, metric: str, layer: str | None, between: Span, points: 
     }
 
 
-def histograms(trace: Trace, layer: str, kind: str, between: Span) -> dict[str, Any]:
-    """Magnitudes of a layer's values by powers of two, at most HISTOGRAMS rows of them: the newest, and evenly those
-    before."""
+def histograms(trace: Trace, layer: str, kind: str, between: Span, most: int = HISTOGRAMS) -> dict[str, Any]:
+    """Magnitudes of a layer's values by powers of two, at most so many rows: the newest, and evenly those before."""
     found = rows_of(trace, layer, Kind(kind), between)
-    every = -(-len(found.steps) // HISTOGRAMS)
+    every = -(-len(found.steps) // most)
     shown = [at for at in range(len(found.steps)) if (len(found.steps) - 1 - at) % every == 0]
     return {"tensor": found.tensor, "recorded": len(found.steps), "histograms": [_histogram(found, at) for at in shown]}
 

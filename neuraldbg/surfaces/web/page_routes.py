@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from neuraldbg.config.installation import own_version
 from neuraldbg.errors import ConditionError, UnknownLayer
-from neuraldbg.surfaces.web import data
+from neuraldbg.surfaces.web import data, inspector
 from neuraldbg.surfaces.web.answers import StrictJSON, problems, refusal
 from neuraldbg.surfaces.web.asking import Configured, Rehearsal, Run, Step, Stretch
 from neuraldbg.surfaces.web.rehearsal import rehearse
@@ -64,6 +64,12 @@ def cells(
             "log": shown.log,
         }
     )
+
+
+@router.get("/api/ranks", responses=OF_A_RUN, summary="Every rank: its last step, last loss and usual time of a step")
+def ranks(run: Run) -> StrictJSON:
+    with run.reading() as trace:
+        return StrictJSON({"ranks": inspector.rank_entries(trace)})
 
 
 @router.get("/api/anomalies", responses=OF_A_RUN, summary="Samples unlike those before them, by layer and by step")

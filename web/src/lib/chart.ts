@@ -1,5 +1,5 @@
 /** The arithmetic of our charts: no drawing, no page. */
-import type { Finding, Frame, Span } from "./types";
+import type { Finding, Frame, Octaves, Span } from "./types";
 
 export interface Scale {
   low: number;
@@ -136,13 +136,26 @@ export function boxesOf(spans: Span[], from: number, to: number, narrowest: numb
   return found;
 }
 
+// -- histograms -------------------------------------------------------------------------------------------------------
+
+/** The magnitude below which this share of the values lies; zeros are below all, and a bin's values its upper edge. */
+export function magnitudeAt(row: Octaves | undefined, share: number): number | null {
+  if (!row || row.looked_at <= row.not_finite) return null;
+  let left = share * (row.looked_at - row.not_finite) - row.zero;
+  if (left <= 0) return 0;
+  const bin = row.counts.findIndex((count) => (left -= count) <= 0);
+  return 2 ** (row.from + (bin < 0 ? row.counts.length : bin + 1));
+}
+
 // -- marks ------------------------------------------------------------------------------------------------------------
 
 export interface Mark {
   step: number;
-  kind: "finding" | "hit";
+  kind: "finding" | "hit" | "checkpoint";
   label: string;
 }
+
+const GRAVER = ["checkpoint", "hit", "finding"];
 
 /** Marks that would lie on one another become one, which says all they say. */
 export function clustered(marks: Mark[], last: number, width: number, least = 14): (Mark & { x: number })[] {
@@ -152,7 +165,7 @@ export function clustered(marks: Mark[], last: number, width: number, least = 14
     const before = found.at(-1);
     if (before && x - before.x < least) {
       before.label += `; ${mark.label}`;
-      if (mark.kind === "finding") before.kind = "finding";
+      if (GRAVER.indexOf(mark.kind) > GRAVER.indexOf(before.kind)) before.kind = mark.kind;
     } else found.push({ ...mark, x });
   }
   return found;

@@ -6,7 +6,7 @@ import type { HeatAnswer } from "./types";
 /** The rows of some layers, in the order asked for. */
 export function heatOf(answer: HeatAnswer, layers: string[]): Heat {
   const columns = Math.max(0, answer.edges.length - 1);
-  const cells = bytesOf(answer.cells);
+  const cells = typeof answer.cells === "string" ? bytesOf(answer.cells) : answer.cells;
   const at = new Map(answer.layers.map((layer, row) => [layer, row]));
   const known = layers.filter((layer) => at.has(layer));
   const rows = known.map((layer) => cells.subarray(at.get(layer)! * columns, (at.get(layer)! + 1) * columns));

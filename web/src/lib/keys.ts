@@ -31,7 +31,7 @@ export const GOES = {
 } as const;
 
 function breakHere(): void {
-  if (session.layer) void session.addBreakpoint(session.layer, null);
+  if (session.layer) void session.breakAt(session.layer);
 }
 
 function search(): void {

@@ -79,6 +79,9 @@ export class Session {
     for (const one of this.breakpoints) {
       if (one.last_hit_step !== null && !known.has(one.last_hit_step)) marks.push(hitMark(one.last_hit_step, one.layer_name));
     }
+    for (const { step, what, file, source } of this.run?.checkpoints ?? []) {
+      marks.push({ step, kind: "checkpoint", label: `step ${step}: checkpoint ${what}${file ? ` (${file})` : ""}${source ? `, ${source}` : ""}` });
+    }
     return [...marks, ...this.hits];
   }
 
@@ -249,9 +252,9 @@ export class Session {
     else this.tell("No finding to go to");
   }
 
-  async control(verb: "pause" | "continue" | "step", unit?: "layer" | "step"): Promise<void> {
+  async control(verb: "pause" | "continue" | "step" | "abort", unit?: "layer" | "step"): Promise<void> {
     if (!this.where.attached) return this.tell("No training process is attached to this run", true);
-    if ((verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
+    if (verb !== "abort" && (verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
     // the stream tells the new state: the one in the answer may be older than what it has told already
     await this.act(async () => (await send<{ message: string }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {})).message);
   }
@@ -267,26 +270,15 @@ export class Session {
     }
   }
 
-  addBreakpoint(layer: string, condition: string | null, group: string | null = null): Promise<boolean> {
-    return this.#edit("POST", "", { layer_name: layer, condition, group });
-  }
-
-  changeBreakpoint(id: number, change: Partial<Breakpoint>): Promise<boolean> {
-    return this.#edit("PATCH", `/${id}`, change);
-  }
-
-  switchGroup(group: string, enabled: boolean): Promise<boolean> {
-    return this.#edit("PATCH", "/group", { group, enabled });
-  }
-
-  removeBreakpoint(id: number): Promise<boolean> {
-    return this.#edit("DELETE", `/${id}`, {});
-  }
-
-  async #edit(method: "POST" | "PATCH" | "DELETE", which: string, body: object): Promise<boolean> {
+  /** Adds, changes or removes a breakpoint; `which` is the rest of the route. */
+  async edit(method: "POST" | "PATCH" | "DELETE", which: string, body: object = {}): Promise<boolean> {
     const done = await this.act(async () => (await send<{ message: string }>(method, this.path(`/api/breakpoint${which}`), body)).message);
     await this.readBreakpoints();
     return done;
+  }
+
+  breakAt(layer: string): Promise<boolean> {
+    return this.edit("POST", "", { layer_name: layer });
   }
 
   setTheme(theme: "dark" | "light", keep = true): void {
