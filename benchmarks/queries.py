@@ -36,13 +36,17 @@ REPEAT = 7
 CPU_BAR_MS, USS_BAR_MB = 50, 150
 
 
+def name_sites(writer: TraceWriter, layers: int) -> None:
+    writer.fact("site", id=0, path="net", kind=SiteKind.MODEL)
+    for site in range(1, layers + 1):
+        writer.fact("site", id=site, path=f"layers.{site}", kind=SiteKind.MODULE, op="Linear", model=0)
+    writer.fact("site", id=layers + 1, path="loss", kind=SiteKind.SERIES)
+
+
 def write(run: Path, layers: int, steps: int) -> None:
     rng = np.random.default_rng(0)
     with TraceWriter(run, max_disk_bytes=50_000_000_000, ring_rows=262_144, threaded=False) as writer:
-        writer.fact("site", id=0, path="net", kind=SiteKind.MODEL)
-        for site in range(1, layers + 1):
-            writer.fact("site", id=site, path=f"layers.{site}", kind=SiteKind.MODULE, op="Linear", model=0)
-        writer.fact("site", id=layers + 1, path="loss", kind=SiteKind.SERIES)
+        name_sites(writer, layers)
         per_step = layers * len(KINDS)
         rows = np.zeros(per_step * STEPS_AT_ONCE, STATS)
         rows["site"] = np.tile(np.repeat(np.arange(1, layers + 1), len(KINDS)), STEPS_AT_ONCE)

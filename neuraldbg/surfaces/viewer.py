@@ -97,8 +97,9 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
     if options.port is None:
         return None
     from neuraldbg.errors import NeuralDbgError
-    from neuraldbg.surfaces.web.doorway import Doorway, LazyService
+    from neuraldbg.surfaces.web.doorway import Doorway, LazyService, answer_promptly
 
+    answer_promptly()
     try:
         door = Doorway(options.host, options.port)
     except NeuralDbgError as error:
@@ -205,14 +206,16 @@ def _conclude(run_dir: Path, options: argparse.Namespace, analysis: LiveAnalysis
     from neuraldbg.analysis.findings import strict
     from neuraldbg.analysis.summary import summarise
     from neuraldbg.surfaces.reports.session import dump, session_of, write_atomic
+    from neuraldbg.surfaces.web.judgement import of_summary
     from neuraldbg.trace import open_trace
-    from neuraldbg.trace.findings import write_findings
+    from neuraldbg.trace.findings import write_findings, write_verdict
 
     trace = open_trace(run_dir)
     watch = analysis.watch or watch_of(trace)
     watch.look(trace)
     summary = summarise(trace, alive=False, anomalies=watch.report())
     write_findings(run_dir, [strict(one) for one in summary.findings])
+    write_verdict(run_dir, of_summary(summary).verdict)
     if options.json:
         print("\n" + dump(session_of(summary)), flush=True)  # the script may have left its last line open
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from neuraldbg.analysis import profile
 from neuraldbg.errors import NotRecorded, UnknownName
 from neuraldbg.records import Kind, Phase, Site, SiteKind
-from neuraldbg.trace import Trace, rollup
+from neuraldbg.trace import Rows, Trace, rollup
 from neuraldbg.trace.heatmap import Heatmap
 from neuraldbg.trace.histograms import Histograms
 from neuraldbg.trace.histograms import histograms as rows_of
@@ -157,23 +158,47 @@ def frame(
     """A number for every layer and metric; nan where this step has none."""
     place = {site.id: at for at, site in enumerate(sites)}
     found = {name: np.full(len(sites), np.nan, np.float32) for name in names}
-    at_step = {kind: trace.at(step, kind) for kind in {METRICS[name].kind for name in names}}
-    for name in names:
-        metric = METRICS[name]
-        rows = at_step[metric.kind]
-        keep = rows.phase == PHASE_CODE[Phase.FORWARD] if metric.kind is Kind.SPAN else np.ones(len(rows), bool)
-        if metric.field == "zero_ratio":
-            values = rows.zero_count / np.maximum(rows["count"], 1)
-        else:
-            values = rows[metric.field] * metric.factor
-        for site, value in zip(rows.site[keep].tolist(), values[keep].tolist(), strict=True):
-            if site in place:
-                found[name][place[site]] = value
+    for kind in {METRICS[name].kind for name in names}:
+        rows = trace.at(step, kind)
+        places = np.array([place.get(site, -1) for site in rows.site.tolist()], np.intp)
+        keep = places >= 0
+        if kind is Kind.SPAN:
+            keep &= rows.phase == PHASE_CODE[Phase.FORWARD]
+        for name in (name for name in names if METRICS[name].kind is kind):
+            found[name][places[keep]] = _values(rows, METRICS[name])[keep]  # of several rows the last counts
     return found
+
+
+def _values(rows: Rows, metric: Metric) -> NDArray[Any]:
+    if metric.field == "zero_ratio":
+        share: NDArray[Any] = rows.zero_count / np.maximum(rows["count"], 1)
+        return share
+    return rows[metric.field] * metric.factor
 
 
 def frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
     """Every metric of every layer at the last measured step up to `step`; None where that has no number."""
+    found = _frame_at(trace, step)
+    return {
+        **found,
+        "metrics": {name: _or_none(column.astype(np.float64)) for name, column in found["metrics"].items()},
+        "scalars": {} if found["step"] is None else latest_scalars(trace, found["step"] if step is None else step),
+    }
+
+
+def moment(trace: Trace, step: int | None, *, spans: bool) -> dict[str, Any]:
+    """The same with the numbers as the stream has them; `spans`: and when every layer ran in the last timed step."""
+    found = _frame_at(trace, step)
+    timed = found["timed_step"]
+    shown = profile.flame(trace, timed) if spans and timed is not None else []
+    return {**found, "metrics": encoded(found["metrics"]), "spans": shown}
+
+
+def encoded(columns: Mapping[str, NDArray[np.float32]]) -> dict[str, str]:
+    return {name: base64.b64encode(column.tobytes()).decode() for name, column in columns.items()}
+
+
+def _frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
     sites = frame_layers(trace)
     measured = settled_step(trace) if step is None else _last_before(trace, "stats", step)
     timed = trace.last_step_in("spans") if step is None else _last_before(trace, "spans", step)
@@ -184,8 +209,7 @@ def frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
         "timed_step": timed,
         "layers": [trace.canonical(site) for site in sites],
         "flops": [site.flops for site in sites],
-        "metrics": {name: _or_none(column.astype(np.float64)) for name, column in found.items()},
-        "scalars": {} if measured is None else latest_scalars(trace, measured if step is None else step),
+        "metrics": found,
     }
 
 

@@ -8,7 +8,6 @@ and after a lost connection `{"last_step": n}`.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections import deque
 from collections.abc import Coroutine
@@ -104,9 +103,8 @@ class Watch:
             scalars = data.latest_scalars(trace, step)
             last = trace.last_step
         self._step = step
-        encoded = {name: base64.b64encode(column.tobytes()).decode() for name, column in found.items()}
         told: Message = {"type": "frame", "run": self.run.name, "step": step, "last_step": last}
-        frame = {**told, "metrics": encoded, "scalars": scalars}
+        frame = {**told, "metrics": data.encoded(found), "scalars": scalars}
         if names == self._layers:
             return [frame]
         self._layers = names

@@ -44,6 +44,25 @@ def frame(run: Run, step: Step = None) -> StrictJSON:
         return StrictJSON(data.frame_at(trace, step))
 
 
+@router.get("/api/moment", responses=OF_A_RUN, summary="All that the page shows of a step, in one answer")
+def moment(
+    run: Run,
+    settings: Configured,
+    step: Step = None,
+    layer: Annotated[str | None, Query(max_length=300, description="the layer inspected")] = None,
+    spans: Annotated[bool, Query(description="when every layer ran, too")] = False,
+) -> StrictJSON:
+    """As /api/frame, but numbers in base64 as in the stream; with `inspected` as /api/layer_inspect has it, and `spans`
+    as /api/flame."""
+    with run.reading() as trace:
+        found = data.moment(trace, step, spans=spans)
+        try:
+            seen = layer and inspector.inspect_layer(trace, layer, step=step, history=settings.history)
+        except UnknownLayer as error:
+            seen = {"error": str(error), "history": []}
+    return StrictJSON({**found, "inspected": seen or None})
+
+
 @router.get("/api/heatmap/cells", responses=OF_A_RUN, summary="A heatmap with its names: one byte a cell, in base64")
 def cells(
     run: Run,

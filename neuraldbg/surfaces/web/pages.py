@@ -72,7 +72,8 @@ def asset(name: str) -> Response:
 @router.get("/favicon.svg")
 @router.get("/favicon.ico")
 def favicon() -> Response:
-    return Response(ICON, media_type="image/svg+xml")
+    """Kept: a browser asks for it again whenever the address line changes, which the scrubber does."""
+    return Response(ICON, media_type="image/svg+xml", headers={"cache-control": "public, max-age=86400"})
 
 
 @router.get("/docs.js")

@@ -17,6 +17,7 @@ from neuraldbg.errors import ChannelError, ChannelSilent, UnknownRun, UsageError
 from neuraldbg.surfaces.liveness import is_alive
 from neuraldbg.surfaces.web import judgement
 from neuraldbg.trace import Trace, open_trace
+from neuraldbg.trace.findings import read_verdict
 
 FRESH_S = 0.1
 AT_ONCE = 5  # requests that may wait for one trainer: fewer than the threads that answer
@@ -162,7 +163,9 @@ class ServedRun:
             return found
         with self.reading() as trace:
             run_dir, over = trace.path, _is_over(trace)
-        return self._judge.recorded(run_dir).verdict if over else judgement.SO_FAR
+        if not over:
+            return judgement.SO_FAR
+        return read_verdict(run_dir) or self._judge.recorded(run_dir).verdict
 
     def anomalies(self) -> dict[str, Any]:
         with self.reading() as trace:
@@ -170,6 +173,7 @@ class ServedRun:
         return self._judge.unusual(run_dir, last, alive=not ended)
 
     def close(self) -> None:
+        self._judge.close()
         if self._line is not None:
             self._line.close()
         with self._lock:

@@ -176,9 +176,9 @@ export function clustered(marks: Mark[], last: number, width: number, least = 14
 export type Health = "bad" | "warn" | "ok" | "unknown";
 export const MOSTLY_DEAD = 0.9;
 
-/** What is wrong with a layer at a step: what was found there by then, and what its numbers say. */
-export function healthOf(layer: string, frame: Frame | null, at: number, found: Finding[], step: number): [Health, string] {
-  const here = found.filter((one) => one.layer === layer && (one.step ?? 0) <= step);
+/** What is wrong with a layer at a step: what was `found` by then, and what its numbers say. */
+export function healthOf(layer: string, frame: Frame | null, at: number, found: Finding[]): [Health, string] {
+  const here = found.filter((one) => one.layer === layer);
   const critical = here.find((one) => one.severity === "critical");
   if (critical) return ["bad", critical.kind];
   const number = (metric: string) => frame?.metrics[metric]?.[at] ?? NaN;

@@ -1,12 +1,15 @@
 import { type Address, read, type View, written } from "./address";
 import { ask, query, Refused, send } from "./api";
+import { Asked } from "./asked.svelte";
 import type { Mark } from "./chart";
 import { real, words } from "./numbers";
 import { frameOf, listen, type Message } from "./stream";
-import type { Breakpoint, Finding, Frame, FrameAnswer, RunDetails, RunEntry, Series, Settings, Verdict, Where } from "./types";
+import type { Breakpoint, Finding, Frame, Moment, RunDetails, RunEntry, Series, Settings, Verdict, Where } from "./types";
 
 const NONE: Settings = { theme: "dark", refresh_s: 1, max_history: 1000, history: 100, charts: [], version: "" };
 const SLOWLY_S = 2; // panels that read much of the run follow it no faster
+const INSPECT: View[] = ["overview", "layer"]; // views with the inspector, and with the flame graph
+const TIME: View[] = ["overview", "performance", "execution-trace"];
 
 /** Everything the page knows: one run, where in it we look, and what is on the screen. */
 export class Session {
@@ -18,9 +21,6 @@ export class Session {
   verdict = $state.raw<Verdict | null>(null);
   breakpoints = $state.raw<Breakpoint[]>([]);
   newest = $state.raw<Frame | null>(null); // of the stream
-  past = $state.raw<Frame | null>(null); // of the step that was chosen, or now and then of the newest, in every metric
-  timedStep = $state<number | null>(null); // the last step up to the one shown whose layers were timed
-  flops = $state.raw<(number | null)[]>([]);
   lastStep = $state<number | null>(null);
   slowStep = $state<number | null>(null); // as lastStep, seldom enough for panels that ask for much
   losses = $state.raw<{ step: number; value: number | null }[]>([]);
@@ -35,46 +35,41 @@ export class Session {
   #slowSince = 0;
   #stop: (() => void) | null = null;
 
-  get live(): boolean {
-    return this.address.step === null;
+  view = $derived(this.address.view);
+  name = $derived(this.address.run);
+  live = $derived(this.address.step === null);
+  step = $derived(this.address.step ?? this.lastStep ?? 0); // what every panel shows
+  slowly = $derived(this.address.step ?? this.slowStep ?? 0);
+  layer = $derived(this.address.layer ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null);
+  names = $derived(this.run?.layers.map((one) => one.name) ?? []);
+  paused = $derived(this.where.state === "paused");
+  over = $derived(this.where.state !== "running" && this.where.state !== "paused");
+  loud = $derived(this.findings.filter((one) => one.severity !== "info"));
+  #foundByNow = $derived(this.loud.filter((one) => (one.step ?? 0) <= this.step).length);
+  found = $derived(this.#foundByNow ? foundBy(this.loud, this.#foundByNow) : []); // by the step shown; the same list until there is one more
+
+  // the step that was chosen, or now and then the newest, with everything that is shown of it
+  moment: Asked<Moment>;
+  past = $derived.by(() => {
+    const { step = null, metrics = {}, layers = [] } = this.moment.data ?? {};
+    return step === null ? null : frameOf({ step, metrics }, layers);
+  });
+  frame = $derived(this.live && this.past?.step !== this.newest?.step ? this.newest : this.past);
+
+  constructor() {
+    let moment: Asked<Moment> | undefined;
+    $effect.root(() => void (moment = new Asked<Moment>(() => this.question)));
+    this.moment = moment!;
   }
 
-  /** The step that every panel shows. */
-  get step(): number {
-    return this.address.step ?? this.lastStep ?? 0;
-  }
-
-  get slowly(): number {
-    return this.address.step ?? this.slowStep ?? 0;
-  }
-
-  get frame(): Frame | null {
-    return this.live ? (this.past?.step === this.newest?.step ? this.past : this.newest) : this.past;
-  }
-
-  get name(): string | null {
-    return this.address.run;
-  }
-
-  get layer(): string | null {
-    return this.address.layer ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null;
-  }
-
-  get names(): string[] {
-    return this.run?.layers.map((one) => one.name) ?? [];
-  }
-
-  get paused(): boolean {
-    return this.where.state === "paused";
-  }
-
-  get over(): boolean {
-    return this.where.state !== "running" && this.where.state !== "paused";
+  get question(): string | null {
+    const step = this.address.step ?? (this.over ? null : this.slowStep);
+    const layer = INSPECT.includes(this.view) ? this.layer : null;
+    return this.run && this.path("/api/moment", { step, layer, spans: TIME.includes(this.view) || null });
   }
 
   get marks(): Mark[] {
-    const found = this.findings.filter((one) => one.step !== null && one.severity !== "info");
-    const marks: Mark[] = found.map((one) => ({ step: one.step!, kind: "finding", label: `step ${one.step}: ${one.summary}` }));
+    const marks: Mark[] = this.loud.filter((one) => one.step !== null).map((one) => ({ step: one.step!, kind: "finding", label: `step ${one.step}: ${one.summary}` }));
     const known = new Set(this.hits.map((hit) => hit.step));
     for (const one of this.breakpoints) {
       if (one.last_hit_step !== null && !known.has(one.last_hit_step)) marks.push(hitMark(one.last_hit_step, one.layer_name));
@@ -101,8 +96,8 @@ export class Session {
 
   async open(name: string | null): Promise<void> {
     this.#stop?.();
-    Object.assign(this, { run: null, findings: [], verdict: null, newest: null, past: null, losses: [], hits: [], breakpoints: [] });
-    Object.assign(this, { lastStep: null, slowStep: null, timedStep: null });
+    Object.assign(this, { run: null, findings: [], verdict: null, newest: null, losses: [], hits: [], breakpoints: [] });
+    Object.assign(this, { lastStep: null, slowStep: null });
     const same = this.#stop === null || name === this.address.run; // the first run comes with the address
     this.go({ run: this.runs.length > 1 ? name : null, ...(same ? {} : { layer: null, step: null, finding: null }) });
     await this.readRun();
@@ -152,20 +147,6 @@ export class Session {
     }
   }
 
-  /** Every layer at the step that is shown, in more numbers than the stream has. */
-  async readFrame(step: number | null, signal: AbortSignal): Promise<void> {
-    const answer = await ask<FrameAnswer & { timed_step: number | null; flops: (number | null)[] }>(
-      this.path("/api/frame", { step }),
-      signal,
-    ).catch(() => null);
-    if (!answer || signal.aborted) return;
-    this.timedStep = answer.timed_step;
-    this.flops = answer.flops;
-    if (answer.step === null) return;
-    const numbers = Object.entries(answer.metrics).map(([name, column]) => [name, column.map((value) => real(value) ?? NaN)] as const);
-    this.past = { step: answer.step, layers: answer.layers, metrics: Object.fromEntries(numbers) };
-  }
-
   // -- the stream -----------------------------------------------------------------------------------------------------
 
   hear(message: Message): void {
@@ -213,7 +194,7 @@ export class Session {
 
   // -- what a person does ---------------------------------------------------------------------------------------------
 
-  path(path: string, given: Record<string, string | number | null | undefined> = {}): string {
+  path(path: string, given: Record<string, string | number | boolean | null | undefined> = {}): string {
     return query(path, { ...given, run: this.name });
   }
 
@@ -294,6 +275,11 @@ export class Session {
   tell(text: string, bad = false): void {
     this.told = { text, bad };
   }
+}
+
+/** The first so many. */
+function foundBy(findings: Finding[], count: number): Finding[] {
+  return [...findings].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)).slice(0, count);
 }
 
 function hitMark(step: number, layer: string | null): Mark {

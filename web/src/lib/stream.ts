@@ -19,7 +19,10 @@ export function floats(base64: string): Float32Array {
   return new Float32Array(bytes.buffer, 0, bytes.length >> 2);
 }
 
+const native = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> }).fromBase64;
+
 export function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
+  if (native) return native(base64);
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);

@@ -56,7 +56,11 @@ export interface Series {
 
 /** One number for every layer and metric, at one step; NaN where nothing was measured. */
 export interface Frame { step: number; layers: string[]; metrics: Record<string, ArrayLike<number>> }
-export interface FrameAnswer { step: number | null; layers: string[]; metrics: Record<string, Num[]> }
+/** All that is shown of a step: every layer in numbers (base64), the one inspected, and when each ran. */
+export interface Moment {
+  step: number | null; timed_step: number | null; layers: string[]; flops: (number | null)[];
+  metrics: Record<string, string>; inspected: (Inspected & { error?: string }) | null; spans: Span[];
+}
 
 export interface HeatAnswer {
   metric: string; layers: string[]; edges: number[]; cells: string | Uint8Array; min: number | null; max: number | null;
