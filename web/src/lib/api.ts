@@ -17,11 +17,6 @@ export function query(path: string, given: Record<string, string | number | bool
   return rest ? `${path}?${rest}` : path;
 }
 
-/** Layer names hold dots and slashes; a slash stays one. */
-export function segment(name: string): string {
-  return name.split("/").map(encodeURIComponent).join("/");
-}
-
 export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
   if (!held) return answered<T>(await fetch(path, { signal, headers: { accept: "application/json" } }));
   const found = answer(await held, path);

@@ -10,22 +10,16 @@ export class Asked<T> {
   error = $state<string | null>(null);
   loading = $state(false);
   slow = $state(false);
-  #again = $state(0);
   #wanted: string | null = null;
   #asking: { path: string; stop: AbortController } | null = null;
 
   constructor(path: () => string | null) {
     const now = $derived(path()); // the same words are the same question, whatever they are made of
     $effect(() => {
-      void this.#again;
       const wanted = now;
       untrack(() => this.#want(wanted));
     });
     $effect(() => () => this.#want(null));
-  }
-
-  again(): void {
-    this.#again++;
   }
 
   #want(path: string | null): void {

@@ -8,6 +8,7 @@ export interface Scale {
 }
 
 const LOG_FROM = 1e3; // a range that spans more is shown by powers of ten
+const TINY = 1e-30; // as is one this close to zero
 
 /** A scale for what can be drawn; by powers of ten where the values span many of them. */
 export function scaleOf(values: Iterable<number | null>, log?: boolean): Scale {
@@ -21,7 +22,7 @@ export function scaleOf(values: Iterable<number | null>, log?: boolean): Scale {
     if (value > 0) least = Math.min(least, value);
   }
   if (low > high) return { low: 0, high: 1, log: false };
-  const spread = low >= 0 && Number.isFinite(least) && high > LOG_FROM * least;
+  const spread = low >= 0 && Number.isFinite(least) && (high > LOG_FROM * least || high < TINY);
   if ((log ?? spread) && Number.isFinite(least)) return { low: least, high: high > least ? high : least * 10, log: true };
   return { low, high: high > low ? high : low + 1, log: false };
 }

@@ -26,9 +26,6 @@ export function answer(file: Held, path: string): unknown {
   const [metric, layer, kind] = ["metric", "layer", "kind"].map((name) => given.get(name) ?? "") as [string, string, string];
   const [from, to] = [Number(given.get("from") ?? 0), Number(given.get("step") ?? given.get("to") ?? Infinity)];
   if (pathname === "/api/moment") return moment(file, to, layer);
-  if (pathname === "/api/frame") return decoded(moment(file, to, ""));
-  if (pathname === "/api/flame") return { ...before(file.flames, to) };
-  if (pathname.startsWith("/api/layer_inspect/")) return moment(file, to, decodeURIComponent(pathname.slice(19))).inspected;
   if (pathname === "/api/heatmap/cells") return file.heats[metric] && cut(file.heats[metric], from, to);
   if (pathname === "/api/series" && layer) return file.heats[metric] && curve(cut(file.heats[metric], from, to), layer);
   if (pathname === "/api/histogram") return { kind, histograms: [], ...file.histograms[kind]?.[layer], ranges: ranges(file, layer, kind) };
@@ -39,11 +36,7 @@ function before<T extends { step: number }>(all: T[], step: number): T | undefin
   return all[columnOf(step, [...all.map((one) => one.step), Infinity])];
 }
 
-function decoded(now: ReturnType<typeof moment>): object {
-  return { ...now, metrics: Object.fromEntries(Object.entries(now.metrics).map(([name, text]) => [name, [...floats(text)]])) };
-}
-
-function moment(file: Held, step: number, layer: string) {
+function moment(file: Held, step: number, layer: string): object {
   const [frame, flame] = [before(file.frames, step), before(file.flames, step)];
   const { layers, flops } = file;
   const history = layer ? entries(file, layer).filter((one) => (one["step"] ?? 0) <= (frame?.step ?? 0)).slice(-100) : [];

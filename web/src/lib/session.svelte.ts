@@ -132,19 +132,15 @@ export class Session {
     const verdict = await ask<Verdict>(this.path("/api/verdict")).catch(() => null);
     const found = await ask<{ findings: Finding[] }>(this.path("/api/findings")).catch(() => null);
     if (name !== this.name || !verdict || !found) return;
-    if (verdict.state !== this.verdict?.state) this.say(`Verdict: ${verdict.state}. ${verdict.headline}`);
+    if (verdict.state !== this.verdict?.state) this.said = `Verdict: ${verdict.state}. ${verdict.headline}`;
     this.verdict = verdict;
     this.findings = found.findings;
   }
 
   async readBreakpoints(): Promise<void> {
     if (!this.where.attached) return;
-    try {
-      const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint"));
-      this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
-    } catch {
-      this.breakpoints = []; // no training process: there are none
-    }
+    const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint")).catch(() => ({})); // no training process: none
+    this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
   }
 
   // -- the stream -----------------------------------------------------------------------------------------------------
@@ -166,7 +162,7 @@ export class Session {
       void this.readBreakpoints();
     } else if (message.type === "finding") {
       const known = message.finding && this.findings.some((one) => one.id === message.finding?.id);
-      if (message.finding && !known && message.finding.severity !== "info") this.say(`Found: ${message.finding.summary}`);
+      if (message.finding && !known && message.finding.severity !== "info") this.said = `Found: ${message.finding.summary}`;
       if (!known || message.withdrawn) void this.readVerdict();
     }
   }
@@ -175,9 +171,9 @@ export class Session {
     const before = this.where;
     this.where = now;
     if (now.state === "paused" && (before.state !== "paused" || before.layer !== now.layer || before.step !== now.step)) {
-      this.say(`Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`);
+      this.said = `Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`;
       void this.readBreakpoints();
-    } else if (now.state !== before.state) this.say(`The run is ${now.state}`);
+    } else if (now.state !== before.state) this.said = `The run is ${now.state}`;
     if (before.state !== now.state && this.over) void this.readRun().then(() => this.readVerdict());
     if (now.step !== undefined && now.step !== null) this.grow(Math.max(now.step, this.lastStep ?? 0));
   }
@@ -216,14 +212,10 @@ export class Session {
     this.go({ step: step === null ? null : Math.min(Math.max(0, Math.round(step)), last) });
   }
 
-  select(layer: string): void {
-    this.go({ layer });
-  }
-
   nextLayer(by: number): void {
     const at = this.names.indexOf(this.layer ?? "");
     const next = this.names[Math.min(Math.max(at + by, 0), this.names.length - 1)];
-    if (next) this.select(next);
+    if (next) this.go({ layer: next });
   }
 
   nextFinding(): void {
@@ -266,10 +258,6 @@ export class Session {
     this.theme = theme;
     document.documentElement.dataset.theme = theme;
     if (keep) localStorage.setItem("neuraldbg.theme", theme);
-  }
-
-  say(text: string): void {
-    this.said = text;
   }
 
   tell(text: string, bad = false): void {

@@ -9,17 +9,13 @@ export interface Settings {
   version: string; report?: { made: string; thinned: string | null };
 }
 
-export interface RunEntry {
-  name: string; command: string[]; script: string | null; started: string; duration_s: number | null;
-  exit_code: number | null; error: string | null; last_step: number | null; steps: number | null; state: RunState;
-}
+export interface RunEntry { name: string; last_step: number | null; state: RunState }
 
 export interface LayerEntry { name: string; type: string | null; parameters: number | null; source: string | null }
 export interface TreeNode extends LayerEntry { path: string; children: TreeNode[] }
 
 export interface RunDetails extends RunEntry {
-  backend: string | null; versions: Record<string, string>; world_size: number | null; ranks: number[];
-  damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
+  ranks: number[]; damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
   checkpoints: { step: number; what: "saved" | "read" | "loaded"; file: string | null; source: string | null }[];
 }
 
