@@ -44,20 +44,21 @@ def aligned(a: Trace, b: Trace, by: str) -> Aligned:
         if side is None or not len(side.places):
             why = "used no DataLoader whose length is known" if by == "epoch" else "has no loss with a time"
             return Aligned((), (), f"run {name} {why}")
-    one, other = sides
-    assert one is not None and other is not None
-    grid = np.linspace(0.0, max(one.places[-1], other.places[-1]), POINTS)
-    columns = [[_value(side, at, place) for at, place in zip(_last(side, grid), grid, strict=True)] for side in (one, other)]
-    steps = one.steps[np.maximum(_last(one, grid), 0)]
-    return Aligned(tuple(zip(grid.tolist(), *columns, strict=True)), tuple(steps.tolist()))
+    known = [side for side in sides if side is not None]
+    grid = np.linspace(0.0, max(side.places[-1] for side in known), POINTS)
+    one, other = (_values(side, grid) for side in known)
+    steps = known[0].steps[np.maximum(_last(known[0], grid), 0)]
+    return Aligned(tuple(zip(grid.tolist(), one, other, strict=True)), tuple(steps.tolist()))
 
 
 def _last(side: Positions, grid: NDArray[np.float64]) -> NDArray[np.intp]:
     return np.searchsorted(side.places, grid + 1e-9, side="right") - 1
 
 
-def _value(side: Positions, at: int, place: float) -> float | None:
-    return float(side.values[at]) if at >= 0 and place <= side.places[-1] + 1e-9 else None
+def _values(side: Positions, grid: NDArray[np.float64]) -> list[float | None]:
+    last = _last(side, grid)
+    there = (last >= 0) & (grid <= side.places[-1] + 1e-9)
+    return [float(side.values[at]) if here else None for at, here in zip(last, there, strict=True)]
 
 
 def positions(trace: Trace, by: str) -> Positions | None:
@@ -82,7 +83,8 @@ def positions(trace: Trace, by: str) -> Positions | None:
 def epochs(trace: Trace, steps: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """Epochs begun of the loader that handed out most batches, at each of these steps."""
     calls = trace.table("calls", ("step", "seq", "site", "call", "rank"))
-    batches = (calls["call"] == CALL_CODE[Call.BATCH]) & (calls["site"] >= 0) & (calls["rank"] == (main_rank(trace) or 0))
+    of_main = calls["rank"] == (main_rank(trace) or 0)
+    batches = (calls["call"] == CALL_CODE[Call.BATCH]) & (calls["site"] >= 0) & of_main
     if not batches.any():
         return None
     sites, counts = np.unique(calls["site"][batches], return_counts=True)

@@ -43,6 +43,12 @@ def histograms(trace: Trace, layer: str, kind: Kind, between: Span | None = None
 
 
 def _from(rows: dict[str, NDArray[Any]], at: NDArray[np.intp], tensor: str | None) -> Histograms:
-    columns = [rows[name][at] for name in ("step", "count", "looked_at", "zero_count", "bad_count")]
-    octaves = np.ascontiguousarray(rows["octaves"][at]).view("<u2").reshape(-1, OCTAVES)
-    return Histograms(tensor, *columns, octaves)
+    return Histograms(
+        tensor,
+        steps=rows["step"][at],
+        count=rows["count"][at],
+        looked_at=rows["looked_at"][at],
+        zero_count=rows["zero_count"][at],
+        bad_count=rows["bad_count"][at],
+        octaves=np.ascontiguousarray(rows["octaves"][at]).view("<u2").reshape(-1, OCTAVES),
+    )

@@ -27,7 +27,9 @@ def check_format(form: str, available: Sequence[str], *, later: Sequence[str]) -
 
 @click.command(short_help="Write a run as JSON, CSV, ZIP, HTML or Mermaid.")
 @click.argument("run", required=False)
-@click.option("--format", "form", metavar="FORMAT", default="json", help="json, zip, csv, html, mermaid.  [default: json]")
+@click.option(
+    "--format", "form", metavar="FORMAT", default="json", help="json, zip, csv, html, mermaid.  [default: json]"
+)
 @click.option("-o", "--output", metavar="FILE", help="Where to; - is stdout.  [default: <run>.<format>]")
 @click.option("--json", "as_json", is_flag=True, help="Say as JSON what was written where.")
 def command(run: str | None, form: str, output: str | None, as_json: bool) -> int:

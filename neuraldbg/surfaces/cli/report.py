@@ -74,8 +74,10 @@ def _text(run_dir: Path, trace: Trace, form: str, groups: dict[str, bool], *, to
     if form == "json":
         from neuraldbg.surfaces.reports.session import dump, session_of
 
-        session = dump(session_of(summary), indent=1)
-        return f"{session}\n" if to_file else click.echo(session)
+        session = f"{dump(session_of(summary), indent=1)}\n"
+        if not to_file:
+            click.echo(session, nl=False)
+        return session if to_file else None
     if to_file:
         from neuraldbg.surfaces.reports.text import text_report
 

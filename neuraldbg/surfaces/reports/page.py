@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -26,11 +27,13 @@ from neuraldbg.analysis.findings import strict
 from neuraldbg.config.installation import own_version
 from neuraldbg.config.schema import CHARTS
 from neuraldbg.errors import UsageError
+from neuraldbg.records import Kind, Phase, Site
 from neuraldbg.surfaces.web import data, inspector
 from neuraldbg.surfaces.web.pages import BUILT, ICON, why_not_built
 from neuraldbg.surfaces.web.runs import ServedRun
 from neuraldbg.trace import Trace
 from neuraldbg.trace.rollup import METRICS
+from neuraldbg.trace.tables import PHASE_CODE
 
 LARGEST: Final = 9_000_000  # bytes of the data in the file; above it everything is thinned further
 NUMBERS: Final = 2_000_000  # of layers, metrics and steps
@@ -136,9 +139,9 @@ def answers(run: ServedRun, room: Room) -> dict[str, Any]:
         measured = np.unique(trace.table("stats", ["step"])["step"])
         frames, layers = _frames(trace, measured, noted, room)
         heats = {name: _heat(trace, name, room) for name in HEATMAPS}
-        flames = _flames(trace, noted, room)
+        flames, timed = _flames(trace, noted, room)
         plain = {
-            "/api/settings": _settings(len(measured), len(frames), heats, flames),
+            "/api/settings": _settings((len(measured), len(frames)), heats, (timed, len(flames))),
             "/api/runs": {"runs": [{**entry, "state": where["state"]}]},
             "/api/run": details,
             "/api/verdict": verdict,
@@ -156,15 +159,16 @@ def answers(run: ServedRun, room: Room) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _settings(measured: int, kept: int, heats: dict[str, Any], flames: Sequence[Any]) -> dict[str, Any]:
+def _settings(steps: tuple[int, int], heats: dict[str, Any], flames: tuple[int, int]) -> dict[str, Any]:
+    """`steps` and `flames`: how many there were, and how many are here."""
     said = []
-    if kept < measured:
-        said.append(f"{kept:,} of {measured:,} measured steps, those of findings among them")
+    if steps[1] < steps[0]:
+        said.append(f"{steps[1]:,} of {steps[0]:,} measured steps, those of findings among them")
     widest = max((_widest(heat["edges"]) for heat in heats.values()), default=1)
     if widest > 1:
         said.append(f"heatmaps and curves with the largest value of every {widest:,} steps")
-    if len(flames) < measured:
-        said.append(f"times of {len(flames):,} steps")
+    if flames[1] < flames[0]:
+        said.append(f"flame graphs of {flames[1]:,} of {flames[0]:,} timed steps")
     return {
         "theme": "auto",
         "refresh_s": 1,
@@ -180,7 +184,7 @@ def _settings(measured: int, kept: int, heats: dict[str, Any], flames: Sequence[
 
 
 def _widest(edges: Sequence[int]) -> int:
-    return max((after - before for before, after in zip(edges, edges[1:], strict=False)), default=1)
+    return max((after - before for before, after in pairwise(edges)), default=1)
 
 
 def _slowest(trace: Trace) -> dict[str, Any]:
@@ -209,9 +213,18 @@ def _frames(
     most = room.each(NUMBERS, len(sites) * len(OF_LAYERS), 20, MOST_STEPS)
     found = []
     for step in chosen(measured, noted, most):
-        columns = data.frame(trace, sites, step, OF_LAYERS)
+        with np.errstate(over="ignore"):
+            columns = {**data.frame(trace, sites, step, OF_LAYERS), "backward_time": _backward(trace, sites, step)}
         found.append({"step": step, "metrics": {name: _base64(rounded(column)) for name, column in columns.items()}})
     return found, [trace.canonical(site) for site in sites]
+
+
+def _backward(trace: Trace, sites: Sequence[Site], step: int) -> NDArray[np.float32]:
+    """Seconds that every layer took in the backward pass."""
+    rows = trace.at(step, Kind.SPAN)
+    mine = rows.phase == PHASE_CODE[Phase.BACKWARD]
+    took = dict(zip(rows.site[mine].tolist(), (rows.duration_ns[mine] * 1e-9).tolist(), strict=True))
+    return np.array([took.get(site.id, np.nan) for site in sites], np.float32)
 
 
 def rounded(column: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -234,16 +247,20 @@ def _heat(trace: Trace, metric: str, room: Room) -> dict[str, Any]:
     return {**told, "min": shown.low, "max": shown.high, "log": shown.log}
 
 
-def _flames(trace: Trace, noted: set[int], room: Room) -> list[dict[str, Any]]:
+def _flames(trace: Trace, noted: set[int], room: Room) -> tuple[list[dict[str, Any]], int]:
+    """Of some steps, and how many steps were timed."""
     timed = np.unique(trace.table("spans", ["step"])["step"])
     if not len(timed):
-        return []
+        return [], 0
     most = room.each(SPANS, len(profile.flame(trace, int(timed[-1]))), 2, MOST_FLAMES)
-    return [{"step": step, "spans": _spans(profile.flame(trace, step))} for step in chosen(timed, noted, most)]
+    kept = [{"step": step, "spans": _spans(profile.flame(trace, step))} for step in chosen(timed, noted, most)]
+    return kept, len(timed)
 
 
 def _spans(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: round(value, 7) if isinstance(value, float) else value for key, value in one.items()} for one in spans]
+    return [
+        {key: round(value, 7) if isinstance(value, float) else value for key, value in one.items()} for one in spans
+    ]
 
 
 def _histograms(trace: Trace, layers: Sequence[str], room: Room) -> dict[str, dict[str, Any]]:

@@ -201,7 +201,9 @@ def _checkpoints(trace: Trace) -> list[dict[str, Any]]:
 def rank_entries(trace: Trace) -> list[dict[str, Any]]:
     """One entry a rank; None for what it did not record."""
     names = {site.path: site.id for site in trace.sites if site.kind is SiteKind.SERIES}
-    rows = {name: trace.table("scalars", site=names[name]) for name in ("loss", "step_time_s") if name in names}
+    rows: dict[str, Mapping[str, Any]] = {
+        name: trace.table("scalars", site=names[name]) for name in ("loss", "step_time_s") if name in names
+    }
     ended = {fact["rank"] for fact in trace.facts("end")}
     return [{"rank": rank, "ended": rank in ended, **_of_rank(rows, rank)} for rank in trace.ranks]
 
