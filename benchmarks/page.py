@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import os
 import platform
 import random
 import re
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,14 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 FLAGS += ["--disable-sync", "--enable-precise-memory-info"]
 LIVE_WINDOWS, LIVE_WINDOW_S = 5, 4.0
 LIVE_RATE = 50  # steps a second
-BARS = {"usable": "2,000 ms", "scrub": "100 ms", "zoom": "100 ms", "live": "10 /s", "heap": "100 MB", "weight": "250 kB"}
+BARS = {
+    "usable": "2,000 ms",
+    "scrub": "100 ms",
+    "zoom": "100 ms",
+    "live": "10 /s",
+    "heap": "100 MB",
+    "weight": "250 kB",
+}
 
 # what every panel of a view says when it shows a step: where, and the step as it is written there
 PANELS = {
@@ -133,12 +141,9 @@ def recorded(folder: Path, layers: int, steps: int) -> Path:
 
 
 @contextmanager
-def viewing(run: Path, **environment: str) -> Iterator[str]:
-    """`neural view`, and where it serves."""
-    import os
-
-    command = [sys.executable, "-m", "neuraldbg", "view", str(run), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}) as server:
+def served(command: Sequence[str], **more: Any) -> Iterator[str]:
+    """Where a command serves, as it says itself."""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **more) as server:
         try:
             assert server.stderr is not None
             found = re.search(r"http://\S+", server.stderr.readline())
@@ -148,18 +153,29 @@ def viewing(run: Path, **environment: str) -> Iterator[str]:
             server.terminate()
 
 
+def viewing(run: Path) -> AbstractContextManager[str]:
+    return served([sys.executable, "-m", "neuraldbg", "view", str(run), "--port", "0"])
+
+
 @contextmanager
-def training(folder: Path, layers: int) -> Iterator[Path]:
-    """A process that writes the rows of a training, and answers as one."""
+def training(folder: Path, layers: int) -> Iterator[str]:
+    """A process that writes the rows of a training and answers as one; and its viewer, as `neural debug` starts it."""
     run = create_run(RunInfo("live", ("live",), None, {}, ""), out=folder / "live")
-    command = [sys.executable, "-c", TRAINER, str(Path(__file__).parent), str(run), str(layers), str(1 / LIVE_RATE)]
-    process = subprocess.Popen(command)
+    here = str(Path(__file__).parent)
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, here, str(run), str(layers), str(1 / LIVE_RATE)])
+    reading, writing = os.pipe()
+    options = ["--parent-fd", str(reading), "--port", "0", "--push-every", "0.1"]
     try:
         time.sleep(3.0)
-        yield run
+        with served(
+            [sys.executable, "-m", "neuraldbg.surfaces.viewer", str(run), *options], pass_fds=(reading,)
+        ) as url:
+            yield url
     finally:
-        process.kill()
-        process.wait()
+        trainer.kill()
+        trainer.wait()
+        os.close(writing)
+        os.close(reading)
 
 
 class Browser:
@@ -215,18 +231,25 @@ def zooms(own: Browser, last: int, rounds: int) -> list[float]:
 
 
 def updates(browser: Any, folder: Path, layers: int) -> list[float]:
-    with training(folder, layers) as run, viewing(run, NEURALDBG_DASHBOARD__REFRESH_RATE="0.1") as address:
+    with training(folder, layers) as address:
         own = Browser(browser, address)
         own.page.goto(address)
         own.page.get_by_role("region", name="Layer inspector").get_by_text("step").first.wait_for()
-        own.page.wait_for_timeout(1000)
+        own.page.wait_for_timeout(3000)
         found = [float(own.page.evaluate(UPDATES, LIVE_WINDOW_S)) for _ in range(LIVE_WINDOWS)]
         own.context.close()
         return found
 
 
 def weight_kb() -> float:
-    return sum(len(gzip.compress(file.read_bytes())) for file in BUILT.rglob("*") if file.suffix in (".js", ".css", ".html")) / 1e3
+    return (
+        sum(
+            len(gzip.compress(file.read_bytes()))
+            for file in BUILT.rglob("*")
+            if file.suffix in (".js", ".css", ".html")
+        )
+        / 1e3
+    )
 
 
 def middle(values: Sequence[float], statistic: Callable[[Sequence[float]], float] = statistics.median) -> str:
@@ -280,6 +303,7 @@ def main() -> None:
             measure(browser, options.run or recorded(Path(folder), options.layers, options.steps), options.rounds)
         if options.only != "recorded":
             rates = updates(browser, Path(folder), options.layers)
+            print([round(r, 1) for r in rates])
             line(f"live, {options.layers} layers, {LIVE_RATE} steps/s", middle(rates), "/s", BARS["live"])
         line("page, gzip", f"{weight_kb():.1f}", "kB", BARS["weight"])
         browser.close()

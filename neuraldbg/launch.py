@@ -62,6 +62,7 @@ class Request:
     port: int | None = None  # of the page; None: none is served
     # seconds between frames; executions, points kept in view; colours; charts, separated by commas (none given: all)
     page: tuple[float, int, int, str, str] = (1.0, 100, 1000, "dark", "")
+    browser: bool = False  # open the page in the user's
     model: Any = None  # the target is a .neural file: read, checked, and what is run instead of a script
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
@@ -238,7 +239,7 @@ def _run_directory(request: Request) -> Path:
 
 
 def _page_options(request: Request) -> list[str]:
-    own = ["--host", request.host, "--port", str(request.port)]
+    own = ["--host", request.host, "--port", str(request.port), *(["--browser"] if request.browser else [])]
     return [*own, *(f"{name}={value}" for name, value in zip(PAGE_OPTIONS, request.page, strict=True))]
 
 

@@ -97,6 +97,8 @@ class Attachment:
             return None
         torch = sys.modules["torch"]
         self.writer.fact("run", backend="pytorch", versions={"torch": str(torch.__version__)}, child=self.child)
+        if self.gate is not None:
+            self.gate.freshen = self.writer.soon
         if self.child:
             self._close_with_process()
         return self.writer

@@ -25,7 +25,7 @@ _TEXTS = {
     "kind": 100,
     "slice": 200,
 }
-_FLAGS = ("enabled", "once")
+_FLAGS = ("enabled", "once", "fresh")
 Arguments = Mapping[str, Any]
 
 
@@ -54,7 +54,7 @@ class Verbs:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self._table: dict[str, Callable[[Arguments], Any]] = {
-            "state": lambda _: gate.state(),
+            "state": self._state,
             "breakpoints": lambda _: self._breakpoints(),
             "add": self._add,
             "remove": self._remove,
@@ -74,6 +74,12 @@ class Verbs:
         if known is None:
             raise UsageError(f"no verb {verb!r}: {', '.join(self._table)}")
         return known(checked(arguments))
+
+    def _state(self, given: Arguments) -> dict[str, Any]:
+        """With `fresh`: and whoever asks is about to look at the run's files."""
+        if given.get("fresh"):
+            self.gate.freshen()
+        return self.gate.state()
 
     def _abort(self) -> None:
         """Ends the training as Ctrl-C does: where it is held, else at the next layer or update."""

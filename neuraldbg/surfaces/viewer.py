@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fail-on", choices=("warning", "critical"))
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int)  # none: no page
+    parser.add_argument("--browser", action="store_true")  # opened once
     parser.add_argument("--push-every", type=float, default=1.0)  # seconds
     parser.add_argument("--history", type=int, default=100)  # executions that the inspector lists
     parser.add_argument("--points", type=int, default=1000)  # of a chart
@@ -108,7 +110,12 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
     _say(door.line)
     settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
     settings |= {"theme": options.theme, **({"charts": tuple(options.charts.split(","))} if options.charts else {})}
-    return LazyService(door, run_dir, settings, _say)
+    service = LazyService(door, run_dir, settings, _say)
+    if options.browser:
+        from neuraldbg.surfaces.browser import open_page
+
+        open_page(door.address)
+    return service
 
 
 def _ignore_interrupt() -> None:
@@ -175,17 +182,18 @@ def _can_draw() -> bool:
 def _watch(run_dir: Path, trainer: Trainer, analysis: LiveAnalysis) -> None:
     """Keeps the live line until the trainer is gone. The line may fail; the report may not, so nothing escapes."""
     from neuraldbg.errors import NeuralDbgError
+    from neuraldbg.surfaces.terminal.held import Held
     from neuraldbg.surfaces.terminal.live import REDRAW_S, BottomRow
 
     started = time.monotonic()
     live: LiveText | None = None
     pause_s = REDRAW_S
-    with BottomRow(sys.stderr.fileno(), color=not os.environ.get("NO_COLOR")) as row:
+    with closing(Held(run_dir)) as held, BottomRow(sys.stderr.fileno(), color=not os.environ.get("NO_COLOR")) as row:
         while not trainer.ended(timeout_s=pause_s):
-            now = time.monotonic()
+            where, now = held.where(), time.monotonic()
             try:
                 live = live or _follow(run_dir)
-                row.show(live.text(now_s=now, running_s=now - started, verdict=analysis.headline))
+                row.show(live.text(now_s=now, running_s=now - started, verdict=analysis.headline, held=where))
             except (NeuralDbgError, OSError):
                 live = None  # nothing readable yet
             # Reading must never cost the training a core: rest at least twenty times as long as it took.

@@ -103,7 +103,17 @@ def test_histograms_are_in_it(built: Path, tmp_path: Path) -> None:
     found = held(html(tmp_path / "run"))["histograms"]
     assert list(found) == ["activation", "gradient", "parameter"]
     assert found["activation"]["fc"]["histograms"][0]["counts"] == [3]
-    assert found["gradient"] == {}
+    assert found["parameter"] == {}
+    assert found["gradient"]["fc"]["ranges"]["max"]["steps"] == []  # nothing was measured of it
+
+
+def test_a_layer_without_a_histogram_has_its_range(built: Path, tmp_path: Path) -> None:
+    found = held(html(a_run(tmp_path / "run", steps=4)))["histograms"]["activation"]
+    for layer in ("conv1", "act", "fc"):
+        ranges = found[layer]["ranges"]
+        assert found[layer]["histograms"] == []
+        assert ranges["max"] == {"steps": [0, 1, 2, 3], "min": [3.0] * 4, "max": [3.0] * 4}
+        assert ranges["mean"]["min"] == [0.25] * 4
 
 
 def _histograms(run: MadeRun) -> None:

@@ -73,6 +73,40 @@ def test_frames_follow_a_growing_run(tmp_path: Path) -> None:
             assert next_of(page, "frame")["step"] == 2
 
 
+def test_a_look_of_the_page_has_the_trainer_write(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run, training(run.directory) as trained, serving(run.directory) as door:
+        trained.gate.freshen = run.writer.flush
+        site = run.module("fc", "Linear", run.model())
+        for step in range(3):
+            run.stats(site, Kind.ACTIVATION, step)
+        assert run.writer.written["stats"] == 0  # by itself it would not have been written
+        with stream(door) as page:
+            assert next_of(page, "frame")["step"] == 1
+
+
+def test_the_interval_holds_frames_back(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run, ExitStack() as stack:
+        doors = [stack.enter_context(serving(run.directory, interval_s=each)) for each in (0.02, 600)]
+        site = run.module("fc", "Linear", run.model())
+        for step in range(3):
+            _one_step(run, site, step)
+        often, seldom = (stack.enter_context(stream(door)) for door in doors)
+        assert next_of(often, "frame")["step"] == next_of(seldom, "frame")["step"] == 1
+        for step in range(3, 10):
+            _one_step(run, site, step)
+            assert next_of(often, "frame")["step"] == step - 1
+        with pytest.raises(TimeoutError):
+            while json.loads(seldom.recv(timeout=0.5))["type"] != "frame":
+                pass
+
+
+def test_answers_leave_at_once(run_dir: Path) -> None:
+    """asyncio switches Nagle's algorithm off only for sockets that say they are TCP."""
+    door = Doorway("127.0.0.1", 0)
+    assert door.listener.proto == socket.IPPROTO_TCP
+    door.close()
+
+
 def _one_step(run: MadeRun, site: int, step: int) -> None:
     run.stats(site, Kind.ACTIVATION, step, mean=float(step))
     run.scalar("loss", step, 1.0)

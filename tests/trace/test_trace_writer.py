@@ -40,6 +40,26 @@ def test_the_flush_thread_writes_by_itself_and_a_reader_sees_it_meanwhile(tmp_pa
         assert not trace.ended
 
 
+def test_somebody_who_watches_does_not_wait_for_the_next_turn(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with TraceWriter(run, flush_interval_s=3600) as writer:
+        writer.append("stats", stats(0, 100))
+        writer.soon()
+        wait_until(lambda: writer.written["stats"] == 100)
+
+
+def test_who_asks_too_often_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "SOONEST_S", 3600)
+    run = new_run(tmp_path)
+    with TraceWriter(run, flush_interval_s=3600) as writer:
+        monkeypatch.setattr(writer, "_flushed_s", time.monotonic())
+        writer.append("stats", stats(0, 100))
+        writer.soon()
+        assert not writer._wake.is_set()
+    with open_trace(run) as trace:
+        assert len(trace.table("stats")["seq"]) == 100  # the close writes all
+
+
 def test_a_full_ring_drops_and_counts_and_says_so_in_the_trace(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     writer = TraceWriter(run, ring_rows=100, threaded=False)

@@ -257,7 +257,7 @@ def test_a_condition_is_checked_while_it_is_typed_and_stops_the_run(paused: Any)
 
     paused.get_by_role("heading", name="Breakpoints", exact=True).click()
     paused.keyboard.press("c")
-    paused.get_by_role("region", name="Hits on this page").get_by_text("breakpoint hit at 1").first.wait_for()
+    paused.get_by_role("region", name="Hits").get_by_text("breakpoint hit at 1").first.wait_for()
     until(paused, lambda: text(paused, "state") == "PAUSED")
     paused.get_by_role("checkbox", name="mine").uncheck()
     until(paused, lambda: not listed.get_by_role("checkbox").first.is_checked())

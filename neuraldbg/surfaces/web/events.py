@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +28,7 @@ from neuraldbg.surfaces.web.original_routes import progress_of, status_of
 from neuraldbg.surfaces.web.runs import ServedRun, ServedRuns
 
 MOST_WAITING = 256
+FINDINGS_S = 0.9  # the analysis finds something every few seconds at most
 Message = dict[str, Any]
 router = APIRouter()
 
@@ -71,16 +72,17 @@ class Watch:
 
     def look(self) -> list[Message]:
         found: list[Message] = []
-        with suppress(*NOT_READABLE):  # half-written files: looked at again in a moment
-            found += self._state()
-            found += self._frame()
+        # The state last: asking for it has the trainer write what the next look finds, whole and once a look.
+        for part in (self._frame, self._state):
+            with suppress(*NOT_READABLE):  # half-written files: looked at again in a moment
+                found += part()
         for message in found:
             if message["type"] in ("layers", "frame", "state"):
                 self.last[message["type"]] = message
         return found
 
     def _state(self) -> list[Message]:
-        state = self.run.state()
+        state = self.run.state(fresh=True)
         message = {"type": "state", "run": self.run.name, **state}
         told = self.last.get("state")
         # the step of a run that goes on is told by the frames
@@ -93,7 +95,7 @@ class Watch:
         return [message, change, progress]
 
     def _frame(self) -> list[Message]:
-        with self.run.reading() as trace:
+        with self.run.reading(fresh=True) as trace:
             step = data.settled_step(trace)
             if step is None or step == self._step:
                 return []
@@ -181,15 +183,22 @@ class Stream:
             box.put(message)
 
     async def _produce(self) -> None:
+        due = findings_due = self._loop.time()
         while True:
             self._woken.clear()
-            due = self._loop.time() + self._interval_s
-            for part in (self._watch.look, self._watch.look_for_findings):
-                for message in await asyncio.to_thread(part):
-                    self._put(message)
+            began = self._loop.time()
+            due = max(due + self._interval_s, began)  # by the clock: what looking and waking take does not add up
+            await self._look(self._watch.look)
+            if began >= findings_due:
+                findings_due = began + FINDINGS_S
+                await self._look(self._watch.look_for_findings)
             with suppress(asyncio.TimeoutError):
                 # what looking took is part of the interval, but the trainer's machine is never looked at all the time
                 await asyncio.wait_for(self._woken.wait(), max(due - self._loop.time(), self._interval_s / 4))
+
+    async def _look(self, part: Callable[[], list[Message]]) -> None:
+        for message in await asyncio.to_thread(part):
+            self._put(message)
 
 
 class Streams:

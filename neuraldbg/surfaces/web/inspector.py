@@ -184,6 +184,7 @@ def run_details(trace: Trace) -> dict[str, Any]:
         "metrics": list(METRICS),
         "series": series_names(trace),
         "checkpoints": _checkpoints(trace),
+        "hits": [{"step": one["at_step"], "layer": one["layer"]} for one in trace.facts("hit")],
     }
 
 

@@ -47,9 +47,11 @@ class Judge:
     def recorded(self, run_dir: Path) -> Judgement:
         """Of a run that is over: once."""
         with self._lock:
-            if self._judgement is None:
-                self._judgement = self._elsewhere(run_dir) or here(run_dir)
-            return self._judgement
+            found = self._judgement or self._elsewhere(run_dir)
+            if found is None:
+                found = Judgement(SO_FAR, []) if self._closed else here(run_dir)
+            self._judgement = found
+            return found
 
     def _elsewhere(self, run_dir: Path) -> Judgement | None:
         """None where no process can be had."""

@@ -103,13 +103,14 @@ class ServedRun:
         self._judge = judgement.Judge()
 
     @contextmanager
-    def reading(self) -> Iterator[Trace]:
-        """The trace with what was recorded until now. One reader at a time: a refresh moves what others look at."""
+    def reading(self, *, fresh: bool = False) -> Iterator[Trace]:
+        """The trace with what was recorded until now, or (not `fresh`) a moment ago. One reader at a time: a refresh
+        moves what others look at."""
         with self._lock:
             now = time.monotonic()
             if self._trace is None:
                 self._trace, self._looked_s = open_trace(self.path), now
-            elif now - self._looked_s >= FRESH_S:
+            elif fresh or now - self._looked_s >= FRESH_S:
                 self._trace.refresh()
                 self._looked_s = now
             try:
@@ -127,12 +128,13 @@ class ServedRun:
     def call(self, verb: str, **arguments: Any) -> Any:
         return self.line.call(verb, **arguments)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, *, fresh: bool = False) -> dict[str, Any]:
         """running, paused (and where), unresponsive, finished, interrupted, crashed or killed. Unresponsive is a
-        training process that is there and says nothing: stopped, or too busy to answer."""
+        training process that is there and says nothing: stopped, or too busy to answer. `fresh`: it is also asked to
+        write what it has recorded."""
         silent = False
         try:
-            told = self.call("state")
+            told = self.call("state", **({"fresh": True} if fresh else {}))
             if isinstance(told, dict) and isinstance(told.get("state"), str):
                 return {**told, "attached": True}
         except ChannelSilent:

@@ -1,7 +1,9 @@
 import { untrack } from "svelte";
 import { ask, Refused } from "./api";
 
-const SLOW_MS = 1000;
+const SLOW_MS = 1000; // from when on it is said
+const HUNG_MS = 10_000; // from when on another question does not wait for it
+export const RETRY_MS = 2000; // a server that was started anew is found again
 
 /** An answer that follows its question: `path` is asked again whenever it changes; the old answer stays until then. One
  * request at a time: while the question changes fast, those between the one under way and the newest are left out. */
@@ -10,12 +12,14 @@ export class Asked<T> {
   error = $state<string | null>(null);
   loading = $state(false);
   slow = $state(false);
+  #again = $state(0);
   #wanted: string | null = null;
-  #asking: { path: string; stop: AbortController } | null = null;
+  #asking: { path: string; since: number; stop: AbortController } | null = null;
 
   constructor(path: () => string | null) {
     const now = $derived(path()); // the same words are the same question, whatever they are made of
     $effect(() => {
+      void this.#again;
       const wanted = now;
       untrack(() => this.#want(wanted));
     });
@@ -24,14 +28,14 @@ export class Asked<T> {
 
   #want(path: string | null): void {
     this.#wanted = path;
-    const late = this.slow && path?.split("#")[0] !== this.#asking?.path.split("#")[0];
-    if (path === null || late) this.#asking?.stop.abort();
-    if (path === null) this.data = this.error = this.#asking = null;
-    else if (!this.#asking || late) void this.#fetch(path);
+    const hung = this.#asking && performance.now() - this.#asking.since > HUNG_MS && path?.split("#")[0] !== this.#asking.path.split("#")[0];
+    if (path === null || hung) this.#asking?.stop.abort();
+    if (path === null) [this.data, this.error, this.#asking, this.loading, this.slow] = [null, null, null, false, false];
+    else if (!this.#asking || hung) void this.#fetch(path);
   }
 
   async #fetch(path: string): Promise<void> {
-    const mine = (this.#asking = { path, stop: new AbortController() });
+    const mine = (this.#asking = { path, since: performance.now(), stop: new AbortController() });
     this.loading = true;
     const timer = setTimeout(() => (this.slow = this.#asking === mine), SLOW_MS);
     let [data, wrong]: [T | null, unknown] = [null, null];
@@ -43,5 +47,6 @@ export class Asked<T> {
     this.error = wrong instanceof Refused ? wrong.message : wrong ? "the server does not answer" : null;
     if (data || (wrong instanceof Refused && wrong.status === 404)) this.data = data;
     if (this.#wanted !== null && this.#wanted !== path) void this.#fetch(this.#wanted);
+    else if (wrong && !(wrong instanceof Refused)) setTimeout(() => this.#again++, RETRY_MS);
   }
 }

@@ -10,7 +10,6 @@ interface Held {
   flames: { step: number; spans: Span[] }[];
   heats: Record<string, HeatAnswer>; histograms: Record<string, Record<string, object>>;
 }
-type Numbers = Record<string, (number | null)[]>;
 
 const packed = typeof document === "undefined" ? null : document.getElementById("report")?.textContent;
 export const held: Promise<Held> | null = packed ? unpacked(packed) : null;
@@ -28,7 +27,7 @@ export function answer(file: Held, path: string): unknown {
   if (pathname === "/api/moment") return moment(file, to, layer);
   if (pathname === "/api/heatmap/cells") return file.heats[metric] && cut(file.heats[metric], from, to);
   if (pathname === "/api/series" && layer) return file.heats[metric] && curve(cut(file.heats[metric], from, to), layer);
-  if (pathname === "/api/histogram") return { kind, histograms: [], ...file.histograms[kind]?.[layer], ranges: ranges(file, layer, kind) };
+  if (pathname === "/api/histogram") return { kind, histograms: [], ...file.histograms[kind]?.[layer] };
   return file.answers[metric ? `${pathname}?metric=${metric}` : pathname];
 }
 
@@ -53,12 +52,6 @@ function entries(file: Held, layer: string): Record<string, number | null>[] {
     const numbers = Object.entries(metrics).map(([name, text]) => [name, known(text)] as const);
     return { step, flops: file.flops[at] ?? null, ...Object.fromEntries(numbers.map(([name, value]) => [name, Number.isNaN(value) ? null : value])) };
   });
-}
-
-function ranges(file: Held, layer: string, kind: string): Record<string, Numbers> {
-  const all = kind === "parameter" ? [] : entries(file, layer);
-  const of = (name: string) => all.map((one) => one[kind === "gradient" ? `grad_${name}` : `${name}_activation`] ?? null);
-  return Object.fromEntries(["min", "max", "mean", "std"].map((name) => [name, { steps: all.map((one) => one["step"]!), min: of(name), max: of(name) }]));
 }
 
 function cut(heat: HeatAnswer, from: number, to: number): HeatAnswer {

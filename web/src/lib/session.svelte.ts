@@ -1,12 +1,14 @@
 import { type Address, read, type View, written } from "./address";
 import { ask, query, Refused, send } from "./api";
-import { Asked } from "./asked.svelte";
+import { Asked, RETRY_MS } from "./asked.svelte";
 import type { Mark } from "./chart";
 import { real, words } from "./numbers";
 import { frameOf, listen, type Message } from "./stream";
 import type { Breakpoint, Finding, Frame, Moment, RunDetails, RunEntry, Series, Settings, Verdict, Where } from "./types";
 
 const NONE: Settings = { theme: "dark", refresh_s: 1, max_history: 1000, history: 100, charts: [], version: "" };
+const MOST_HITS = 1000;
+const TOLD_MS = 5000;
 const SLOWLY_S = 2; // panels that read much of the run follow it no faster
 const INSPECT: View[] = ["overview", "layer"]; // views with the inspector, and with the flame graph
 const TIME: View[] = ["overview", "performance", "execution-trace"];
@@ -28,7 +30,7 @@ export class Session {
   connected = $state(false);
   broken = $state<string | null>(null); // why nothing can be shown
   said = $state(""); // for those who listen instead of looking
-  told = $state<{ text: string; bad: boolean } | null>(null); // what became of the last action
+  told = $state.raw<{ text: string; bad: boolean } | null>(null); // what became of the last action
   address = $state<Address>(read(location.search));
   theme = $state<"dark" | "light">("dark");
   #layers: string[] = [];
@@ -42,6 +44,7 @@ export class Session {
   slowly = $derived(this.address.step ?? this.slowStep ?? 0);
   layer = $derived(this.address.layer ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null);
   names = $derived(this.run?.layers.map((one) => one.name) ?? []);
+  points = $derived(Math.min(this.settings.max_history, 500)); // of a chart; the loss has all that max_history allows
   paused = $derived(this.where.state === "paused");
   over = $derived(this.where.state !== "running" && this.where.state !== "paused");
   loud = $derived(this.findings.filter((one) => one.severity !== "info"));
@@ -70,10 +73,6 @@ export class Session {
 
   get marks(): Mark[] {
     const marks: Mark[] = this.loud.filter((one) => one.step !== null).map((one) => ({ step: one.step!, kind: "finding", label: `step ${one.step}: ${one.summary}` }));
-    const known = new Set(this.hits.map((hit) => hit.step));
-    for (const one of this.breakpoints) {
-      if (one.last_hit_step !== null && !known.has(one.last_hit_step)) marks.push(hitMark(one.last_hit_step, one.layer_name));
-    }
     for (const { step, what, file, source } of this.run?.checkpoints ?? []) {
       marks.push({ step, kind: "checkpoint", label: `step ${step}: checkpoint ${what}${file ? ` (${file})` : ""}${source ? `, ${source}` : ""}` });
     }
@@ -89,8 +88,10 @@ export class Session {
       this.runs = (await ask<{ runs: RunEntry[] }>("/api/runs")).runs;
       const wanted = this.runs.find((one) => one.name === this.address.run) ?? this.runs[0];
       await this.open(wanted?.name ?? null);
+      this.broken = null;
     } catch (error) {
       this.broken = error instanceof Refused ? error.message : "the server does not answer; is it still running?";
+      setTimeout(() => void this.start(), RETRY_MS);
     }
   }
 
@@ -101,19 +102,34 @@ export class Session {
     const same = this.#stop === null || name === this.address.run; // the first run comes with the address
     this.go({ run: this.runs.length > 1 ? name : null, ...(same ? {} : { layer: null, step: null, finding: null }) });
     await this.readRun();
+    let known = true; // what is read below
     this.#stop = listen(this.name, {
       message: (message) => this.hear(message),
-      connected: (yes) => (this.connected = yes),
+      connected: (yes) => {
+        this.connected = yes;
+        if (yes && !known) void this.resume();
+        known = yes;
+      },
       lastStep: () => this.lastStep,
     });
     void this.readVerdict();
     void this.readBreakpoints();
   }
 
+  /** The server was gone and is there again, or another one in its place: what was missed, or the run that it has. */
+  async resume(): Promise<void> {
+    const before = this.run?.name;
+    this.runs = (await ask<{ runs: RunEntry[] }>("/api/runs").catch(() => null))?.runs ?? this.runs;
+    if (!this.runs.some((one) => one.name === before)) return this.open(this.runs[0]?.name ?? null);
+    await this.readRun();
+    await Promise.all([this.readVerdict(), this.readBreakpoints()]);
+  }
+
   async readRun(): Promise<void> {
     const run = await ask<RunDetails>(this.path("/api/run"));
     this.run = run;
     this.where = run.where;
+    this.#hit(run.hits); // before this page was opened
     this.grow(run.last_step);
     document.title = `${run.name} · NeuralDbg`;
     await this.readLoss();
@@ -125,6 +141,12 @@ export class Session {
       const broken = new Set(loss.nan_steps);
       this.losses = loss.steps.map((step, at) => ({ step, value: broken.has(step) ? NaN : real(loss.max[at]) }));
     }
+  }
+
+  #hit(more: RunDetails["hits"]): void {
+    const all = [...this.hits, ...more.map((hit) => hitMark(hit.step, hit.layer))];
+    const each = new Map(all.map((mark) => [mark.label, mark])); // the stream and the run may both tell of one
+    this.hits = [...each.values()].sort((a, b) => a.step - b.step).slice(-MOST_HITS);
   }
 
   async readVerdict(): Promise<void> {
@@ -154,11 +176,11 @@ export class Session {
       this.grow(message.last_step);
       const loss = real(message.scalars["loss"]);
       if (loss !== null && message.step > (this.losses.at(-1)?.step ?? -1)) {
-        this.losses = [...this.losses, { step: message.step, value: loss }].slice(-2 * this.settings.max_history);
+        this.losses = [...this.losses.slice(0, this.settings.max_history - 1), { step: message.step, value: loss }];
       }
     } else if (message.type === "state") this.changed(message);
     else if (message.type === "hit") {
-      this.hits = [...this.hits, hitMark(message.step, message.layer)].slice(-200);
+      this.#hit([message]);
       void this.readBreakpoints();
     } else if (message.type === "finding") {
       const known = message.finding && this.findings.some((one) => one.id === message.finding?.id);
@@ -261,7 +283,8 @@ export class Session {
   }
 
   tell(text: string, bad = false): void {
-    this.told = { text, bad };
+    const mine = (this.told = { text, bad });
+    setTimeout(() => this.told === mine && (this.told = null), TOLD_MS);
   }
 }
 

@@ -17,6 +17,7 @@ export interface TreeNode extends LayerEntry { path: string; children: TreeNode[
 export interface RunDetails extends RunEntry {
   ranks: number[]; damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
   checkpoints: { step: number; what: "saved" | "read" | "loaded"; file: string | null; source: string | null }[];
+  hits: { step: number; layer: string | null }[];
 }
 
 export interface Where {
@@ -71,7 +72,7 @@ export interface Inspected {
 /** `counts[i]` of the values looked at have a magnitude of 2^(from + i) to 2^(from + i + 1). */
 export interface Octaves { step: number; looked_at: number; zero: number; not_finite: number; from: number; counts: number[] }
 export interface HistogramAnswer {
-  kind: string; tensor: string | null; histograms: Octaves[]; ranges: Record<"min" | "max" | "mean" | "std", Series>;
+  kind: string; tensor: string | null; histograms: Octaves[]; ranges?: Record<"min" | "max" | "mean" | "std", Series>;
 }
 
 export interface RankEntry { rank: number; ended: boolean; last_step: number | null; loss: Num; step_time_s: Num }
