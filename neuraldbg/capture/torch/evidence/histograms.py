@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.kernels import host, twin
 from neuraldbg.capture.kernels.elements import BINS, WIDTH
+from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import dense, measurable, plain, thinned
 from neuraldbg.capture.torch.sweep import owned
@@ -35,20 +36,39 @@ class Histograms:
 
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
+        self._passes = capture.passes
         self._due: dict[tuple[int, Kind], int] = {}
+        self._shield = self.core.guard.shield("histograms of gradients")
         self.core.take_part("layer_run", "histograms of activations", self._layer_run)
         self.core.take_part("update_done", "histograms of parameters", self._update_done)
-        self.core.on_gradient.append(self.core.guard.inside("histograms of gradients")(self._gradient))
 
     def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
-        if layer.watched and one.phase is Phase.FORWARD and self.core.wants(Kind.ACTIVATION):
-            first = next(tensors(values[2]), None)
-            if first is not None:
-                self._count(first, layer.site, (Kind.ACTIVATION, one.phase, 0, one.id))
+        first = next(tensors(values[2]), None) if layer.watched and one.phase is Phase.FORWARD else None
+        if first is None:
+            return
+        if self.core.wants(Kind.ACTIVATION):
+            self._count(first, layer.site, (Kind.ACTIVATION, one.phase, 0, one.id))
+        if first.requires_grad and one.grad and self.core.wants(Kind.GRADIENT) and self._is_due(layer, Kind.GRADIENT):
+            self._await(first, layer, one)
 
-    def _gradient(self, layer: Layer, slot: int, one: Pass, gradient: Tensor) -> None:
-        if slot == 0:
+    def _await(self, tensor: Tensor, layer: Layer, one: Pass) -> None:
+        """The gradient by a hook of its own, on the few passes that are due: nothing stands in the way on the others."""
+        core, layers = self.core, self._passes.layers
+
+        def arrived(gradient: Tensor | None) -> None:
+            if not core.on or gradient is None:
+                return
+            begin = now_ns()
             self._count(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, 0, one.id))
+            took, last = now_ns() - begin, layers.last_backward[0]
+            core.own_ns += took
+            if last is not None:  # what this took is no layer's
+                layers.last_backward[0] = (last[0], last[1] + took, *last[2:])
+
+        self._passes._hook(tensor, self._shield(arrived))
+
+    def _is_due(self, layer: Layer, kind: Kind) -> bool:
+        return self.core.recorder.step >= self._due.get((layer.site, kind), 0)
 
     def _update_done(self, optimizer: Optimizer, _: Any) -> None:
         if not self.core.sampling:
