@@ -267,7 +267,21 @@ def test_a_condition_is_checked_while_it_is_typed_and_stops_the_run(paused: Any)
 
 
 def test_a_pause_tells_the_numbers_of_its_place(paused: Any) -> None:
-    paused.get_by_role("status").filter(has_text="Paused at").get_by_text("mean_activation").wait_for()
+    known = paused.evaluate("fetch('/api/state').then((answer) => answer.json())")["values"]
+    assert known
+    said = paused.get_by_role("status").filter(has_text="Paused at")
+    until(paused, lambda: all(name in said.inner_text() for name in known))
+
+
+def test_the_end_of_a_training_is_asked_for_twice(page: Any, live: str) -> None:
+    page.goto(live)
+    until(page, lambda: text(page, "state") == "RUNNING")
+    asked: list[str] = []
+    page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.get_by_role("button", name="End", exact=True).click()
+    assert asked == ["End this training now, as Ctrl-C does?"]
+    before = number(page, "step")
+    until(page, lambda: number(page, "step") > before)
 
 
 def test_a_live_run_can_be_looked_back_on_while_it_goes_on(page: Any, live: str) -> None:

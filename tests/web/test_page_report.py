@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import MadeRun, made_run
 from test_page import AXE, VIEWS, look, text, until
-from trainings import without
+from trainings import report, viewing, without
+
+from neuraldbg.trace import TraceWriter
 
 Open = Callable[..., Any]
 Reports = dict[str, Path]
@@ -111,3 +114,29 @@ def test_every_view_opens_fits_a_phone_and_has_no_serious_barrier(lone: Open, re
         until(page, lambda page=page: page.evaluate("document.documentElement.scrollWidth") <= 320)
         page.close()
     assert serious == []
+
+
+@pytest.fixture(scope="module")
+def two_ranks(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes: the second is slower, and has stopped at step 5."""
+    folder = tmp_path_factory.mktemp("ranks") / "run"
+    with made_run(folder) as first, TraceWriter(folder, rank=1, threaded=False) as writer:
+        for rank, (run, steps) in enumerate(((first, 20), (MadeRun(folder, writer), 6))):
+            run.module("fc", "Linear", run.model())
+            for step in range(steps):
+                run.scalar("loss", step, 1.0 + rank)
+                run.scalar("step_time_s", step, 0.010 + 0.005 * rank)
+            run.end(steps=steps)
+    return folder
+
+
+def test_a_run_of_several_ranks_has_a_strip_of_them(page: Any, lone: Open, two_ranks: Path, tmp_path: Path) -> None:
+    with viewing(two_ranks) as address:
+        page.goto(address)
+        strip = page.get_by_role("group", name="Ranks")
+        strip.get_by_text("2 ranks · step 10 ms – 15 ms – 15 ms").wait_for()
+        strip.get_by_text("0: step 19, loss 1, 10 ms").wait_for()
+        strip.get_by_text("1: step 5, loss 2, 15 ms ▲ behind").wait_for()
+        page.goto("about:blank")  # before the server goes
+    report(two_ranks, tmp_path / "sent.html")
+    lone(tmp_path / "sent.html").get_by_role("group", name="Ranks").get_by_text("▲ behind").wait_for()

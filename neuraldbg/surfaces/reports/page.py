@@ -148,6 +148,7 @@ def answers(run: ServedRun, room: Room) -> dict[str, Any]:
             "/api/verdict": verdict,
             "/api/findings": {"findings": findings},
             "/api/anomalies": anomalies,
+            "/api/ranks": {"ranks": inspector.rank_entries(trace)},
             "/api/summary": _slowest(trace),
             "/api/resources": data.resources(trace, (None, None), POINTS // 2),
             **{f"/api/series?metric={name}": _series(trace, name) for name in data.series_names(trace)},

@@ -8,7 +8,7 @@ export interface Scale {
 }
 
 const LOG_FROM = 1e3; // a range that spans more is shown by powers of ten
-const TINY = 1e-30; // as is one this close to zero
+const TINY = 1e-14; // as is one this close to zero: the charts know no smaller steps
 
 /** A scale for what can be drawn; by powers of ten where the values span many of them. */
 export function scaleOf(values: Iterable<number | null>, log?: boolean): Scale {

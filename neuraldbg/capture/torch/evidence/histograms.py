@@ -52,7 +52,7 @@ class Histograms:
             self._await(first, layer, one)
 
     def _await(self, tensor: Tensor, layer: Layer, one: Pass) -> None:
-        """The gradient by a hook of its own, on the few passes that are due: nothing stands in the way on the others."""
+        """The gradient by a hook of its own, on the few passes that are due: the others are left alone."""
         core, layers = self.core, self._passes.layers
 
         def arrived(gradient: Tensor | None) -> None:
