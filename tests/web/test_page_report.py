@@ -42,6 +42,8 @@ def test_the_scrubber_moves_every_panel(lone: Open, reports: Reports) -> None:
     page = lone(reports["healthy"], query="?layer=1")
     inspector = page.get_by_role("region", name="Layer inspector")
     inspector.get_by_text("step 39").wait_for()
+    page.get_by_role("region", name="Model structure").get_by_text("measured at step 39").wait_for()
+    page.get_by_role("region", name="Health").get_by_role("img", name=re.compile("^Gradient norm of")).wait_for()
     page.keyboard.press("{")
     inspector.get_by_text("step 0").wait_for()
     page.get_by_role("region", name="Model structure").get_by_text("measured at step 0").wait_for()

@@ -57,7 +57,7 @@ export class Session {
     const { step = null, metrics = {}, layers = [] } = this.moment.data ?? {};
     return step === null ? null : frameOf({ step, metrics }, layers);
   });
-  frame = $derived(this.live && this.past?.step !== this.newest?.step ? this.newest : this.past);
+  frame = $derived(this.live && this.newest && this.past?.step !== this.newest.step ? this.newest : this.past);
 
   constructor() {
     let moment: Asked<Moment> | undefined;
