@@ -4,7 +4,8 @@ python benchmarks/page.py [--layers 500] [--steps 10000] [--dir FOLDER] [--run R
 
 The run is written, rolled up and judged first, as `neural debug` leaves one. `neural view` serves it to a Chromium
 without a screen. Times are taken in the page itself, from the event until the picture is drawn in which every panel
-names the new step (a browser draws 60 a second). Last, a process writes the same rows as if it trained, and the page follows.
+names the new step (a browser draws 60 a second). Last, a process writes the same rows as if it trained, its viewer runs
+as `neural debug` starts it, and the page follows at a refresh rate of 0.1 s.
 """
 
 from __future__ import annotations
@@ -94,13 +95,14 @@ ZOOM = """async (delta) => {
   const began = performance.now();
   const where = { clientX: box.left + box.width * 0.6, clientY: box.top + 40, bubbles: true, cancelable: true };
   canvas.dispatchEvent(new WheelEvent("wheel", { ...where, deltaY: delta }));
-  const shown = () => [...document.querySelector("main .row .muted + .nan")
-    .closest("section").textContent.matchAll(/steps ([\\d,]+)–([\\d,]+)/g)][0].slice(1).map((each) => each.replaceAll(",", ""));
+  const shown = () => /steps ([\\d,]+)–([\\d,]+)/.exec(canvas.closest("section").textContent)
+    .slice(1).map((each) => each.replaceAll(",", ""));
   await Promise.resolve();
   const drawn = () => {
     const [from, to] = shown();
     const row = document.querySelector("section:last-of-type [role=img]").getAttribute("aria-label");
-    return canvas.getAttribute("aria-label").includes(`over steps ${from} to ${to};`) && row.includes(`from step ${from} `);
+    const heat = canvas.getAttribute("aria-label");
+    return heat.includes(`over steps ${from} to ${to};`) && row.includes(`from step ${from} `);
   };
   return await until(drawn, began);
 }"""

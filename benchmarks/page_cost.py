@@ -61,7 +61,8 @@ def training(folder: Path, refresh: str, budget: str) -> Iterator[tuple[str, Pat
     """Its address and its log."""
     script, log = folder / "train.py", folder / "log"
     script.write_text(SCRIPT, encoding="utf-8")
-    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv.pop(1))}); from neuraldbg.surfaces.cli import main; main()"
+    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv.pop(1))}); "
+    code += "from neuraldbg.surfaces.cli import main; main()"
     options = ["--budget", budget, "--port", "0", "--out", str(folder / "run")]
     command = [sys.executable, "-c", code, str(TRAINERS_CORE), "debug", *options, str(script), str(log)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NEURALDBG_DASHBOARD__REFRESH_RATE": refresh}

@@ -80,7 +80,7 @@ def train(run: Path, layers: int, pause_s: float) -> None:
     gate = Gate()
     open_line(gate, run, served=True)
     with TraceWriter(run) as writer:
-        gate.freshen = writer.soon
+        gate.watched_every = writer.watched
         name_sites(writer, layers)
         rows, loss = np.zeros(layers * len(KINDS), STATS), np.zeros(1, SCALARS)
         rows["site"] = np.repeat(np.arange(1, layers + 1), len(KINDS))

@@ -98,7 +98,7 @@ class Attachment:
         torch = sys.modules["torch"]
         self.writer.fact("run", backend="pytorch", versions={"torch": str(torch.__version__)}, child=self.child)
         if self.gate is not None:
-            self.gate.freshen = self.writer.soon
+            self.gate.watched_every = self.writer.watched
         if self.child:
             self._close_with_process()
         return self.writer

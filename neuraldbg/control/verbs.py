@@ -25,7 +25,7 @@ _TEXTS = {
     "kind": 100,
     "slice": 200,
 }
-_FLAGS = ("enabled", "once", "fresh")
+_FLAGS = ("enabled", "once")
 Arguments = Mapping[str, Any]
 
 
@@ -76,9 +76,10 @@ class Verbs:
         return known(checked(arguments))
 
     def _state(self, given: Arguments) -> dict[str, Any]:
-        """With `fresh`: and whoever asks is about to look at the run's files."""
-        if given.get("fresh"):
-            self.gate.freshen()
+        """With `every_s`: whoever asks looks at the run's files so often."""
+        every_s = given.get("every_s")
+        if isinstance(every_s, int | float) and every_s > 0:
+            self.gate.watched_every(every_s)
         return self.gate.state()
 
     def _abort(self) -> None:

@@ -24,7 +24,7 @@ def has_a_screen(environment: Mapping[str, str] = os.environ, platform: str = sy
 def open_page(address: str) -> None:
     """In a process of its own, without our terminal: a browser talks a lot, and one for terminals would take it over.
     Whether it worked is for the user to see; the address is printed anyway."""
-    quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
-    environment = {name: value for name, value in os.environ.items() if name != "TERM"}
+    command, nowhere = [sys.executable, "-c", OPEN, address], subprocess.DEVNULL
+    rest = {name: value for name, value in os.environ.items() if name != "TERM"}
     with suppress(OSError):
-        subprocess.Popen([sys.executable, "-c", OPEN, address], env=environment, start_new_session=True, **quiet)
+        subprocess.Popen(command, env=rest, start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)

@@ -34,7 +34,8 @@ FACTS_CHUNK_BYTES: Final = 1_000_000
 BALLAST_BYTES: Final = 65_536  # given back on a full disk at close, so that the end and the drops can be told
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
-SOONEST_S: Final = 0.05  # a reader that asks more often has to wait
+SOONEST_S: Final = 0.05  # who watches may have it no more often
+WATCHED_S: Final = 3.0  # so long after the last word of who watches
 JOIN_S: Final = 5.0  # a write that hangs on a network disk may cost the close this much, not more
 
 _UPDATE_CODES: Final = (CALL_CODE[Call.STEP], CALL_CODE[Call.STEP_MANUAL])
@@ -107,7 +108,8 @@ class TraceWriter:
         self._closed = self._stop = False
         self._wake = threading.Event()
         self._ballast = self.directory / "ballast"
-        self._interval_s, self._flushed_s = flush_interval_s, 0.0
+        self._interval_s = self._watched_every_s = flush_interval_s
+        self._watched_until_s = 0.0
         self._thread: threading.Thread | None = None
         self._sources: list[Callable[[TraceWriter], None]] = []
         self._draining = 0  # the thread that is in a source now
@@ -168,11 +170,17 @@ class TraceWriter:
         finally:
             self._flush_lock.release()
 
-    def soon(self) -> None:
-        """Somebody watches: the thread writes now what is waiting, instead of at its next turn. Costs the caller
-        nothing."""
-        if time.monotonic() - self._flushed_s >= SOONEST_S:
-            self._wake.set()
+    def watched(self, every_s: float) -> None:
+        """Somebody watches who would see what is new this often: for a moment the thread writes at that pace, where its
+        own is slower."""
+        before, now = self._watched_until_s, time.monotonic()
+        self._watched_every_s, self._watched_until_s = max(every_s, SOONEST_S), now + WATCHED_S
+        if before < now and every_s < self._interval_s:
+            self._wake.set()  # it sleeps at its own pace
+
+    def _turn_s(self) -> float:
+        is_watched = time.monotonic() < self._watched_until_s
+        return min(self._interval_s, self._watched_every_s) if is_watched else self._interval_s
 
     def close(self) -> None:
         """Writes everything, ends the thread, closes the files. A second call does nothing."""
@@ -210,11 +218,10 @@ class TraceWriter:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(self._interval_s)
+            self._wake.wait(self._turn_s())
             self._wake.clear()
             if self._stop:
                 return
-            self._flushed_s = time.monotonic()
             with self._flush_lock:
                 self._flush()
 

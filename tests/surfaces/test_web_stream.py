@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import MadeRun, made_run, train
-from servers import asking, serving, training
+from servers import asking, send, serving, training
 from waiting import eventually
 from websockets.sync.client import ClientConnection, connect
 
@@ -36,10 +36,10 @@ def stream(door: Doorway, query: str = "") -> ClientConnection:
     return connect(f"ws://127.0.0.1:{door.port}/api/events{query}", max_size=None)
 
 
-def next_of(connection: ClientConnection, kind: str) -> dict[str, Any]:
+def next_of(connection: ClientConnection, kind: str, within_s: float = 30) -> dict[str, Any]:
     """The next message of a type."""
     while True:
-        message: dict[str, Any] = json.loads(connection.recv(timeout=30))
+        message: dict[str, Any] = json.loads(connection.recv(timeout=within_s))
         if message["type"] == kind:
             return message
 
@@ -73,15 +73,15 @@ def test_frames_follow_a_growing_run(tmp_path: Path) -> None:
             assert next_of(page, "frame")["step"] == 2
 
 
-def test_a_look_of_the_page_has_the_trainer_write(tmp_path: Path) -> None:
-    with made_run(tmp_path / "run") as run, training(run.directory) as trained, serving(run.directory) as door:
-        trained.gate.freshen = run.writer.flush
-        site = run.module("fc", "Linear", run.model())
-        for step in range(3):
-            run.stats(site, Kind.ACTIVATION, step)
-        assert run.writer.written["stats"] == 0  # by itself it would not have been written
-        with stream(door) as page:
-            assert next_of(page, "frame")["step"] == 1
+def test_the_trainer_learns_how_often_a_page_looks_and_only_while_one_does(run_dir: Path) -> None:
+    told: list[float] = []
+    with training(run_dir) as trained, serving(run_dir, interval_s=0.125) as door:
+        trained.gate.watched_every = told.append
+        send(door, "GET", "/api/run")
+        assert told == []
+        with stream(door):
+            eventually(lambda: told)
+        assert set(told) == {0.125}
 
 
 def test_the_interval_holds_frames_back(tmp_path: Path) -> None:
@@ -96,8 +96,7 @@ def test_the_interval_holds_frames_back(tmp_path: Path) -> None:
             _one_step(run, site, step)
             assert next_of(often, "frame")["step"] == step - 1
         with pytest.raises(TimeoutError):
-            while json.loads(seldom.recv(timeout=0.5))["type"] != "frame":
-                pass
+            next_of(seldom, "frame", within_s=0.5)
 
 
 def test_answers_leave_at_once(run_dir: Path) -> None:

@@ -40,24 +40,26 @@ def test_the_flush_thread_writes_by_itself_and_a_reader_sees_it_meanwhile(tmp_pa
         assert not trace.ended
 
 
-def test_somebody_who_watches_does_not_wait_for_the_next_turn(tmp_path: Path) -> None:
+def test_who_watches_does_not_wait_for_the_writers_own_pace(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     with TraceWriter(run, flush_interval_s=3600) as writer:
-        writer.append("stats", stats(0, 100))
-        writer.soon()
-        wait_until(lambda: writer.written["stats"] == 100)
+        writer.watched(0.01)
+        for already in (0, 100, 200):
+            writer.append("stats", stats(already, 100))
+            wait_until(lambda already=already: writer.written["stats"] == already + 100)
 
 
-def test_who_asks_too_often_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "SOONEST_S", 3600)
+def test_the_pace_of_who_watches_is_bounded_and_ends_with_him(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = new_run(tmp_path)
     with TraceWriter(run, flush_interval_s=3600) as writer:
-        monkeypatch.setattr(writer, "_flushed_s", time.monotonic())
-        writer.append("stats", stats(0, 100))
-        writer.soon()
-        assert not writer._wake.is_set()
-    with open_trace(run) as trace:
-        assert len(trace.table("stats")["seq"]) == 100  # the close writes all
+        assert writer._turn_s() == 3600
+        writer.watched(0)
+        assert writer._turn_s() == writer_module.SOONEST_S
+        writer.watched(7200)
+        assert writer._turn_s() == 3600
+        writer.watched(0.1)
+        monkeypatch.setattr(writer, "_watched_until_s", time.monotonic() - 1)
+        assert writer._turn_s() == 3600
 
 
 def test_a_full_ring_drops_and_counts_and_says_so_in_the_trace(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -28,6 +29,7 @@ from neuraldbg.surfaces.web.original_routes import progress_of, status_of
 from neuraldbg.surfaces.web.runs import ServedRun, ServedRuns
 
 MOST_WAITING = 256
+STATE_S = 0.9  # changes are told at once; this is for a trainer that says nothing any more
 FINDINGS_S = 0.9  # the analysis finds something every few seconds at most
 Message = dict[str, Any]
 router = APIRouter()
@@ -62,8 +64,10 @@ class Box:
 class Watch:
     """Looks at one run and says what changed since the last look. Runs in a thread; one look at a time."""
 
-    def __init__(self, run: ServedRun) -> None:
+    def __init__(self, run: ServedRun, interval_s: float) -> None:
         self.run = run
+        self.hurry = False  # the trainer has told that its state is another
+        self._interval_s, self._state_due_s = interval_s, 0.0
         self.last: dict[str, Message] = {}  # the newest message of every type that a new page needs
         self._layers: list[str] = []
         self._sites: list[Any] = []
@@ -72,8 +76,12 @@ class Watch:
 
     def look(self) -> list[Message]:
         found: list[Message] = []
-        # The state last: asking for it has the trainer write what the next look finds, whole and once a look.
-        for part in (self._frame, self._state):
+        now = time.monotonic()
+        parts = [self._frame]
+        if self.hurry or now >= self._state_due_s:  # every question costs the trainer a fifth of a millisecond
+            self.hurry, self._state_due_s = False, now + STATE_S
+            parts.append(self._state)
+        for part in parts:
             with suppress(*NOT_READABLE):  # half-written files: looked at again in a moment
                 found += part()
         for message in found:
@@ -82,7 +90,7 @@ class Watch:
         return found
 
     def _state(self) -> list[Message]:
-        state = self.run.state(fresh=True)
+        state = self.run.state(every_s=self._interval_s)
         message = {"type": "state", "run": self.run.name, **state}
         told = self.last.get("state")
         # the step of a run that goes on is told by the frames
@@ -95,7 +103,7 @@ class Watch:
         return [message, change, progress]
 
     def _frame(self) -> list[Message]:
-        with self.run.reading(fresh=True) as trace:
+        with self.run.following() as trace:
             step = data.settled_step(trace)
             if step is None or step == self._step:
                 return []
@@ -140,7 +148,7 @@ class Stream:
     """The pages that watch one run, and the task that watches it for them while there are any."""
 
     def __init__(self, run: ServedRun, interval_s: float) -> None:
-        self._watch = Watch(run)
+        self._watch = Watch(run, interval_s)
         self._interval_s = interval_s
         self._boxes: set[Box] = set()
         self._task: asyncio.Task[None] | None = None
@@ -176,7 +184,8 @@ class Stream:
             rest = {name: value for name, value in event.items() if name != "event"}
             self._put({"type": "hit", "run": self._watch.run.name, **rest})
         else:
-            self._woken.set()  # paused, running: the state is looked at now
+            self._watch.hurry = True  # paused, running: the state is looked at now
+            self._woken.set()
 
     def _put(self, message: Message) -> None:
         for box in self._boxes:

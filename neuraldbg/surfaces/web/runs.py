@@ -99,18 +99,38 @@ class ServedRun:
         self._trace: Trace | None = None
         self._lock = threading.Lock()
         self._looked_s = 0.0
+        self._followed: Trace | None = None
+        self._follow_lock = threading.Lock()
         self._line: TrainerLine | None = None
         self._judge = judgement.Judge()
 
     @contextmanager
-    def reading(self, *, fresh: bool = False) -> Iterator[Trace]:
-        """The trace with what was recorded until now, or (not `fresh`) a moment ago. One reader at a time: a refresh
-        moves what others look at."""
+    def following(self) -> Iterator[Trace]:
+        """The trace with what was recorded until now, for the one who streams it: while the run goes on, on a reading
+        of its own, so that it waits for no question that somebody else asks."""
+        with self._follow_lock:
+            if self._followed is None:
+                with self.reading() as trace:
+                    if trace.ended:
+                        yield trace
+                        return
+                    path = trace.path
+                self._followed = open_trace(path)
+            self._followed.refresh()
+            try:
+                yield self._followed
+            finally:
+                give_back(self._followed)
+
+    @contextmanager
+    def reading(self) -> Iterator[Trace]:
+        """The trace with what was recorded until a moment ago. One reader at a time: a refresh moves what others look
+        at."""
         with self._lock:
             now = time.monotonic()
             if self._trace is None:
                 self._trace, self._looked_s = open_trace(self.path), now
-            elif fresh or now - self._looked_s >= FRESH_S:
+            elif now - self._looked_s >= FRESH_S:
                 self._trace.refresh()
                 self._looked_s = now
             try:
@@ -128,13 +148,13 @@ class ServedRun:
     def call(self, verb: str, **arguments: Any) -> Any:
         return self.line.call(verb, **arguments)
 
-    def state(self, *, fresh: bool = False) -> dict[str, Any]:
+    def state(self, *, every_s: float | None = None) -> dict[str, Any]:
         """running, paused (and where), unresponsive, finished, interrupted, crashed or killed. Unresponsive is a
-        training process that is there and says nothing: stopped, or too busy to answer. `fresh`: it is also asked to
-        write what it has recorded."""
+        training process that is there and says nothing: stopped, or too busy to answer. `every_s`: it is also told
+        how often somebody looks."""
         silent = False
         try:
-            told = self.call("state", **({"fresh": True} if fresh else {}))
+            told = self.call("state", **({} if every_s is None else {"every_s": every_s}))
             if isinstance(told, dict) and isinstance(told.get("state"), str):
                 return {**told, "attached": True}
         except ChannelSilent:
@@ -178,10 +198,11 @@ class ServedRun:
         self._judge.close()
         if self._line is not None:
             self._line.close()
-        with self._lock:
-            if self._trace is not None:
-                self._trace.close()
-                self._trace = None
+        with self._follow_lock, self._lock:
+            for trace in (self._trace, self._followed):
+                if trace is not None:
+                    trace.close()
+            self._trace = self._followed = None
 
 
 def _is_over(trace: Trace) -> bool:
