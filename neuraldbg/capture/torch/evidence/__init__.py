@@ -32,6 +32,7 @@ WATCHERS: tuple[str, ...] = (
     "starts:Starts",
     "accumulation:AccumulationWindows",
     "data:DataEvidence",
+    "histograms:Histograms",
 )
 
 
