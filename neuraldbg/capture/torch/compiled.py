@@ -138,7 +138,9 @@ class CompiledWatch:
             self._tell(CUDA_GRAPH.format(name))
             return None
         start = now_ns()
-        alive = Modules(traced)
+        alive = Modules(graph, traced)
+        for module in alive.outermost[:1]:
+            core.tree.find(module)  # its layers are named from it
         observed = Observed(lambda value, number, gradient: self._observe(observed, value, number, gradient))
         observed.careful = not self.inexact and backend_of(graph) not in ONE_BY_ONE and holds_half(traced)
         copied = copy_with_taps(traced, lambda key: self._layer(alive.get(key)), observed)

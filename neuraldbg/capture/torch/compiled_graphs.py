@@ -22,25 +22,30 @@ from neuraldbg.capture.torch.taps import BACKWARD, FORWARD
 class Modules:
     """The modules that a graph runs, by Dynamo's keys: a module's id, and behind an @ the number of the call."""
 
-    def __init__(self, traced: fx.GraphModule) -> None:
-        keys = {key.split("@")[0] for node in traced.graph.nodes for key in node.meta.get("nn_module_stack") or ()}
-        wanted = {int(key) for key in keys if key.isdigit()}
+    def __init__(self, graph: Any, traced: fx.GraphModule) -> None:
+        keys = [key.split("@")[0] for node in _nodes(traced) for key in node.meta.get("nn_module_stack") or ()]
+        order = list(dict.fromkeys(int(key) for key in keys if key.isdigit()))
+        wanted = frozenset(order)
         self._alive = {id(one): one for one in gc.get_objects() if id(one) in wanted and isinstance(one, nn.Module)}
-        first = next(iter(self._alive.values()), None)
-        outermost = _outermost(traced)
-        root = first if outermost is None else self._alive.get(outermost, first)
-        self.root: Any = (lambda: None) if root is None else weakref.ref(root)
+        owners = [value for value in _scope(graph).values() if isinstance(value, nn.Module)]
+        called = [self._alive[number] for number in order if number in self._alive]
+        self.outermost: list[nn.Module] = [*owners, *called]  # whose layers the others are, first
+        self.root: Any = weakref.ref(self.outermost[0]) if self.outermost else lambda: None
 
     def get(self, key: str) -> nn.Module | None:
         number = key.split("@")[0]
         return self._alive.get(int(number)) if number.isdigit() else None
 
 
-def _outermost(traced: fx.GraphModule) -> int | None:
-    for node in traced.graph.nodes:
-        for key in node.meta.get("nn_module_stack") or ():
-            return int(key.split("@")[0]) if key.split("@")[0].isdigit() else None
-    return None
+def _nodes(traced: fx.GraphModule) -> Iterator[fx.Node]:
+    for module in traced.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from module.graph.nodes
+
+
+def _scope(graph: Any) -> dict[str, Any]:
+    """The variables of the function that is being compiled; a method of a model is called with the model."""
+    return attempt(lambda: dict(graph.local_scope)) or {}
 
 
 def name_of(graph: Any, traced: fx.GraphModule) -> str:
