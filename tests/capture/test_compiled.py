@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from watching import calls, facts, measured_paths, trace_of, watching
@@ -118,10 +119,11 @@ def test_every_layer_is_measured_with_the_numbers_it_has_eagerly(tmp_path: Path,
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16 autocast"])
 def test_inductor_gives_the_same_bits_watched_or_not(tmp_path: Path, half: bool) -> None:
-    expected = bare("inductor", half=half)
-    model = made()
-    with watching(tmp_path):
-        found = steps(torch.compile(model, backend="inductor", fullgraph=True), model, half=half)
+    with torch._inductor.config.patch(compile_threads=1):
+        expected = bare("inductor", half=half)
+        model = made()
+        with watching(tmp_path):
+            found = steps(torch.compile(model, backend="inductor", fullgraph=True), model, half=half)
     assert identical(found, expected)
     (told,) = facts(tmp_path, "compiled")
     assert told["rows"] == told["values"] * 4 * told["measured_graphs"]
