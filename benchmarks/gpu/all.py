@@ -28,8 +28,11 @@ SECTIONS = {"eager": 60, "compiled": 150, "kernels": 50, "layers": 30, "inexact"
 
 def section(name: str, *, dry: bool) -> None:
     import sections
+    import torch
     from programs import DRY, GPT2, Results
 
+    if dry:
+        torch.set_num_threads(1)
     getattr(sections, name)(DRY if dry else GPT2, Results(name))
 
 
@@ -39,7 +42,7 @@ def run_all(names: list[str], *, dry: bool) -> None:
     began, text, found = time.monotonic(), [], {}
     for name in names:
         left = LIMIT_S - (time.monotonic() - began)
-        limit = min(SECTIONS[name], left)
+        limit = 1000.0 if dry else min(SECTIONS[name], left)
         print(name, flush=True)
         start = time.monotonic()
         command = [sys.executable, __file__, "--section", name, *(["--dry"] if dry else [])]

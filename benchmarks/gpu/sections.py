@@ -158,6 +158,7 @@ def compiled(size: Size, results: Results, *, inexact: bool = False) -> None:
     without taps. Under deterministic algorithms throughout."""
     results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it would slow the bare step
     with watched(None, inexact_taps=inexact) as (capture, run):
         training = Training(size, compiled=True)
         training.run(3)

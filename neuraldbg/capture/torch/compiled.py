@@ -22,6 +22,7 @@ from neuraldbg.capture.torch.compiled_graphs import (
     Modules,
     backend_of,
     given_values,
+    is_recompile,
     name_of,
     tokens_have_sources,
     uses_cuda_graphs,
@@ -130,7 +131,7 @@ class CompiledWatch:
     def _planned(self, graph: Any, traced: fx.GraphModule) -> tuple[fx.GraphModule, Observed, Any] | None:
         core = self.core
         self.graphs += 1
-        self.recompiles += bool(getattr(graph.dynamo_compile_id, "frame_compile_id", 0))
+        self.recompiles += is_recompile()
         if core.budget.share == 0.0:
             return None
         name = name_of(graph, traced)
@@ -144,6 +145,8 @@ class CompiledWatch:
         observed = Observed(lambda value, number, gradient: self._observe(observed, value, number, gradient))
         observed.careful = not self.inexact and backend_of(graph) not in ONE_BY_ONE and holds_half(traced)
         copied = copy_with_taps(traced, lambda key: self._layer(alive.get(key)), observed)
+        if alive.lost:
+            self._tell(f"{alive.lost} modules inside of the compiled {name} cannot be told apart and are not measured")
         self._describe(observed)
         self.passes.layers.fired |= observed.inside  # not called by .forward(): called inside of compiled code
         self._set_aside(now_ns() - start)

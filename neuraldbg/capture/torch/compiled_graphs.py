@@ -27,6 +27,7 @@ class Modules:
         order = list(dict.fromkeys(int(key) for key in keys if key.isdigit()))
         wanted = frozenset(order)
         self._alive = {id(one): one for one in gc.get_objects() if id(one) in wanted and isinstance(one, nn.Module)}
+        self.lost = len(set(keys)) - len(self._alive)  # that an unknown torch names in another way
         owners = [value for value in _scope(graph).values() if isinstance(value, nn.Module)]
         called = [self._alive[number] for number in order if number in self._alive]
         self.outermost: list[nn.Module] = [*owners, *called]  # whose layers the others are, first
@@ -46,6 +47,11 @@ def _nodes(traced: fx.GraphModule) -> Iterator[fx.Node]:
 def _scope(graph: Any) -> dict[str, Any]:
     """The variables of the function that is being compiled; a method of a model is called with the model."""
     return attempt(lambda: dict(graph.local_scope)) or {}
+
+
+def is_recompile() -> bool:
+    """Whether the code that is being compiled was compiled before, for other shapes, types or values."""
+    return bool(attempt(lambda: torch._guards.CompileContext.current_compile_id().frame_compile_id))  # type: ignore[union-attr]
 
 
 def name_of(graph: Any, traced: fx.GraphModule) -> str:

@@ -62,7 +62,7 @@ _observed: weakref.WeakValueDictionary[int, Observed] = weakref.WeakValueDiction
 @lru_cache(maxsize=1)
 def _operation() -> Any:
     """Defined with the first tap and kept: a compiled function that outlives us may still hold it."""
-    library = torch.library.Library("neuraldbg", "FRAGMENT")
+    library: Any = torch.library.Library("neuraldbg", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("tap(Tensor value, Tensor(a!) token, int graph, int number, bool gradient) -> ()")
     library.impl("tap", _report, "CompositeExplicitAutograd")
     torch.library.register_fake("neuraldbg::tap", lambda *_: None, lib=library)
@@ -91,7 +91,7 @@ def _watch(value: Tensor, tokens: list[Tensor], graph: int, number: int, ways: l
                 known.returning = one or known.returning
                 tap(gradient.detach(), backward, graph, number, True)
 
-        value.register_hook(arrived)
+        value.register_hook(arrived)  # type: ignore[no-untyped-call]
 
 
 def copy_with_taps(
