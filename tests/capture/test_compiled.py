@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from watching import calls, facts, measured_paths, trace_of, watching
 
+from neuraldbg.capture.torch.compiled_graphs import uses_cuda_graphs
 from neuraldbg.records import Call, Kind
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -65,7 +68,7 @@ def steps(call: Callable[[Tensor], Tensor], model: nn.Module, count: int = 4, *,
     torch.manual_seed(1)
     losses: list[Any] = []
     for _ in range(count):
-        x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+        x, y = torch.randn(6, 5)[:, :4], torch.randint(0, 3, (6,))  # a part of something larger, as batches often are
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             loss = nn.functional.cross_entropy(call(x).float(), y)
@@ -251,6 +254,30 @@ def test_taps_that_would_change_a_bit_are_not_used(tmp_path: Path) -> None:
     assert identical(found, expected)
     assert any("rounds differently" in note["text"] for note in facts(tmp_path, "note"))
     assert facts(tmp_path, "compiled")[0]["rows"] == 0
+
+
+def test_cuda_graphs_are_recognised_and_said_once(tmp_path: Path) -> None:
+    with FakeTensorMode():
+        traced = torch.fx.symbolic_trace(nn.Identity())
+        next(iter(traced.graph.nodes)).meta["example_value"] = torch.empty(2, device="cuda")
+    graph = SimpleNamespace(compiler_fn=torch._TorchCompileInductorWrapper("reduce-overhead", None, None))
+    assert uses_cuda_graphs(graph, traced)
+    graph.compiler_fn = torch._TorchCompileInductorWrapper("default", None, None)
+    assert not uses_cuda_graphs(graph, traced)
+
+
+def test_while_a_cuda_graph_is_captured_nothing_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.graph, "__enter__", lambda _: None)  # there is no device to capture on
+    monkeypatch.setattr(torch.cuda.graph, "__exit__", lambda *_: None)
+    model = made()
+    with watching(tmp_path):
+        for _ in range(2):
+            with object.__new__(torch.cuda.graph):
+                model(torch.randn(3, 4))
+        assert measured_paths(tmp_path, Kind.ACTIVATION) == set()
+        model(torch.randn(3, 4))
+    assert measured_paths(tmp_path, Kind.ACTIVATION) >= LAYERS
+    assert ["CUDA graph" in note["text"] for note in facts(tmp_path, "note")] == [True]
 
 
 def test_compiled_code_outlives_the_watching(tmp_path: Path) -> None:

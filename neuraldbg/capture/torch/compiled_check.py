@@ -46,7 +46,10 @@ def _stand_in(value: Any) -> Any:
         return value
     if isinstance(value, nn.Parameter) or value.requires_grad:
         return value.detach().requires_grad_(value.requires_grad)
-    return value.detach().clone()
+    if 0 in value.stride() or value.layout != torch.strided:
+        return value.detach()  # expanded: nothing can be written to it
+    copied = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return copied.copy_(value.detach())  # a compiled graph insists on the strides it was made for
 
 
 @torch.no_grad()
