@@ -77,7 +77,8 @@ class Training:
     def __init__(self, size: Size, *, compiled: bool = False) -> None:
         torch.manual_seed(0)
         self.size = size
-        self.model = GPT(size).to(size.device)
+        with torch.device(size.device):
+            self.model = GPT(size)
         self.call: Callable[[Tensor], Tensor] = torch.compile(self.model) if compiled else self.model
         fused = size.device == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=fused)
