@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from torch import Tensor
 from neuraldbg.capture.kernels import twin
 from neuraldbg.capture.kernels.device import KINDS, DevicePass, readable
 from neuraldbg.capture.kernels.elements import WIDTH, Element, Row
+from neuraldbg.capture.torch.device import _Buffer, _shared
 from neuraldbg.capture.torch.stats import from_device_row
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -125,3 +129,29 @@ def test_what_the_pass_cannot_read_is_left_to_torch() -> None:
     assert readable(one.reshape(8, 8).t())
     for odd in (one[1:], one[::2], one.to(torch.uint16), torch.empty(0), one.to(torch.complex64), one.to_sparse()):
         assert not readable(odd)
+
+
+def test_the_output_of_a_model_is_not_measured_again_after_that_of_its_last_layer() -> None:
+    got: list[tuple[str, Any]] = []
+    one, other = torch.zeros(3), torch.zeros(3)
+    slot = SimpleNamespace(rows=None, host=None)
+    buffer = _Buffer(slot, None, None, waiting=[(False, lambda row: got.append(("layer", row)))])  # type: ignore[arg-type]
+    buffer.last = (weakref.ref(one), one._version)
+    assert not _shared(buffer, other, lambda row: got.append(("other", row)))
+    assert _shared(buffer, one, lambda row: got.append(("model", row)))
+    buffer.waiting[-1][1]("row")
+    assert got == [("layer", "row"), ("model", "row")]
+    one.add_(1)
+    assert not _shared(buffer, one, lambda row: got.append(("changed", row)))
+
+
+@needs_triton
+def test_small_tensors_are_cut_smaller_and_all_of_one_call_alike() -> None:
+    passes = DevicePass(DEVICE, block=512, piece=4096)
+    tensors = [some(Element.float32, size) for size in (9000, 3, 2500)]
+    passes.measure_all(tensors, range(3))
+    rows = rows_of(passes, 3)
+    for row, tensor in zip(rows, tensors, strict=True):
+        assert_alike(row, twin.measure(bytes_of(tensor), Element.float32))
+    assert passes._piece_of(tensors) == 1024
+    assert passes._piece_of([torch.empty(4096 * 1024, dtype=torch.float64, device="meta")]) == 4096
