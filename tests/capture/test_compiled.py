@@ -210,6 +210,17 @@ def test_recompiles_and_graph_breaks_are_counted(tmp_path: Path) -> None:
     assert told["recompiles"] >= 1
 
 
+def test_one_graph_for_all_sizes_stays_one_graph(tmp_path: Path) -> None:
+    model = made()
+    with watching(tmp_path):
+        compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
+        for size in (6, 5, 7):
+            compiled(torch.randn(size, 4)).sum().backward()
+    (told,) = facts(tmp_path, "compiled")
+    assert (told["graphs"], told["recompiles"]) == (1, 0)
+    assert len(numbers(tmp_path, "body.act", "gradient")) == 3
+
+
 def test_a_model_compiled_before_is_told_about_loudly(tmp_path: Path) -> None:
     model = made()
     compiled = torch.compile(model, backend="aot_eager")

@@ -47,6 +47,7 @@ INEXACT = (
     "last bits, and results must not depend on being watched. TORCHDYNAMO_DISABLE=1 runs the layers eagerly"
 )
 MISSING = "{} of {} values inside of the compiled {} were asked for and not seen: the backend left out their taps"
+MOST_PASSES = 4096
 COLLECTIVES = ("c10d", "all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -61,8 +62,7 @@ class Region:
     values: tuple[int, ...]  # places among its inputs that are not a module's own
     root: Any  # weak reference to the module that a pass of it is a pass of
     exact: bool | None = None  # None = not seen yet
-    seen: set[tuple[int, bool]] = field(default_factory=set)
-    told: bool = False
+    checked: set[bool] = field(default_factory=set)  # whether the rows of values, of gradients, were found to be there
 
 
 class CompiledWatch:
@@ -122,6 +122,8 @@ class CompiledWatch:
                 return original(graph, traced, *rest)
             planned = self._plan(graph, traced)  # a backend may change the graph it is given
             bare = original(graph, traced, *rest)
+            self.graphs += 1  # Dynamo may begin anew by raising
+            self.recompiles += is_recompile()
             if planned is None:
                 return bare
             return self._joined(planned, bare, lambda: original(graph, planned[0], *rest), graph)
@@ -130,8 +132,6 @@ class CompiledWatch:
 
     def _planned(self, graph: Any, traced: fx.GraphModule) -> tuple[fx.GraphModule, Observed, Any] | None:
         core = self.core
-        self.graphs += 1
-        self.recompiles += is_recompile()
         if core.budget.share == 0.0:
             return None
         name = name_of(graph, traced)
@@ -228,6 +228,8 @@ class CompiledWatch:
     def _wanted(self, region: Region, one: Pass | None, args: tuple[Any, ...]) -> bool:
         if one is None or not one.sampled:
             return False
+        if len(self._ran) > MOST_PASSES:
+            self._ran.clear()  # passes that broke off never end
         self._ran.add(one.id)
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             return False  # checkpointing around a compiled region: the repeated forward must save what the first did
@@ -258,16 +260,16 @@ class CompiledWatch:
 
         for tensor in [t for t in tensors(outputs) if t.requires_grad][:8]:
             self.passes._hook(tensor, returning)  # runs right before the backward of this very call
-        self._check(region, gradient=False)
+        if False not in region.checked:
+            self._check(region, gradient=False)
         return outputs
 
     def _observed(self, observed: Observed, value: Tensor, number: int, gradient: bool) -> None:
         core = self.core
-        region = next((one for one in self.regions if one.observed is observed), None)
-        if region is None or not core.on:
+        if not core.on:
             return
-        region.seen.add((number, gradient))
-        one = region.observed.returning if gradient else region.observed.running
+        observed.seen.add((number, gradient))
+        one = observed.returning if gradient else observed.running
         kind = Kind.GRADIENT if gradient else Kind.ACTIVATION
         if one is None or not core.wants(kind):
             return
@@ -283,16 +285,17 @@ class CompiledWatch:
     def _check(self, region: Region, *, gradient: bool) -> None:
         taps = region.observed.taps
         expected = region.observed.traced_gradients if gradient else [n for n, tap in enumerate(taps) if tap.ways[0]]
-        missing = [number for number in expected if (number, gradient) not in region.seen]
-        if missing and not region.told:
-            region.told = True
+        missing = [number for number in expected if (number, gradient) not in region.observed.seen]
+        region.checked.add(gradient)
+        if missing:
             self._tell(MISSING.format(len(missing), len(expected), region.name))
 
     def _backward_done(self, _: Tensor | None) -> None:
         for region in self.regions:
             if region.observed.returning is not None:
                 region.observed.returning = None
-                self._check(region, gradient=True)
+                if True not in region.checked:
+                    self._check(region, gradient=True)
 
     def _pass_ended(self, one: Pass, *_: Any) -> None:
         ran = one.id in self._ran
@@ -321,6 +324,7 @@ class CompiledWatch:
             recompiles=self.recompiles,
             graph_breaks=max(sum(counters["graph_break"].values()) - self._breaks_before, 0),
             values=sum(sum(tap.ways) for region in self.regions for tap in region.observed.taps),
+            graphs_inside=sum(region.observed.unseen for region in self.regions),
             left_out=sum(region.observed.left_out for region in self.regions),
             measured_graphs=sum(region.exact is True for region in self.regions),
             rows=self.rows,

@@ -52,6 +52,7 @@ class Observed:
     unseen: int = 0  # graphs inside the graph that no tap can be put into
     careful: bool = False  # tap only what the compiler puts into memory anyway
     left_out: int = 0  # values that were not tapped for that reason
+    seen: set[tuple[int, bool]] = field(default_factory=set)  # numbers that reported, values and gradients
     running: Any = None  # the pass whose forward is under way
     returning: Any = None  # the pass whose gradients are being made
 
