@@ -64,7 +64,9 @@ _observed: weakref.WeakValueDictionary[int, Observed] = weakref.WeakValueDiction
 def _operation() -> Any:
     """Defined with the first tap and kept: a compiled function that outlives us may still hold it."""
     library: Any = torch.library.Library("neuraldbg", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("tap(Tensor value, Tensor(a!) token, int graph, int number, bool gradient) -> ()")
+    any_layout = getattr(torch.Tag, "flexible_layout", None)  # the compiler need not copy a value to show it
+    tags = () if any_layout is None else (any_layout,)
+    library.define("tap(Tensor value, Tensor(a!) token, int graph, int number, bool gradient) -> ()", tags=tags)
     library.impl("tap", _report, "CompositeExplicitAutograd")
     torch.library.register_fake("neuraldbg::tap", lambda *_: None, lib=library)
     return library, torch.ops.neuraldbg.tap.default
