@@ -164,6 +164,24 @@ def test_layers_under_activation_checkpointing_are_measured_once(tmp_path: Path,
         assert [row[0] for row in numbers(tmp_path, path, "gradient")] == [0, 1, 2, 3]
 
 
+def test_checkpointing_around_a_compiled_region_is_left_alone_and_told(tmp_path: Path) -> None:
+    def trained(*, watch: bool) -> list[Any]:
+        torch._dynamo.reset()
+        model = made()
+        body = torch.compile(model.body, backend="aot_eager")
+
+        def call(x: Tensor) -> Tensor:
+            return model.last(checkpoint(body, model.first(x), use_reentrant=False))
+
+        if not watch:
+            return steps(call, model)
+        with watching(tmp_path):
+            return steps(call, model)
+
+    assert identical(trained(watch=True), trained(watch=False))
+    assert ["activation checkpointing" in note["text"] for note in facts(tmp_path, "note")] == [True]
+
+
 def test_a_compiled_function_is_a_pass_of_the_model_in_it(tmp_path: Path) -> None:
     model = made()
     with watching(tmp_path):

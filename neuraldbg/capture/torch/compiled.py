@@ -46,6 +46,11 @@ INEXACT = (
     "the layers inside of the compiled {} are not measured: with taps in it, this program rounds differently in the "
     "last bits, and results must not depend on being watched. TORCHDYNAMO_DISABLE=1 runs the layers eagerly"
 )
+CHECKPOINTED = (
+    "the layers inside of the compiled {} are not measured where activation checkpointing, or another hook on saved "
+    "tensors, stands around it: compile the whole instead"
+)
+COLLECTIVE = "the compiled {} talks to other ranks, which would have to join in a trial: its layers are not measured"
 MISSING = "{} of {} values inside of the compiled {} were asked for and not seen: the backend left out their taps"
 MOST_PASSES = 4096
 COLLECTIVES = ("c10d", "all_reduce", "all_gather", "reduce_scatter")
@@ -180,6 +185,8 @@ class CompiledWatch:
         region = Region(name, bare, tapped, observed, given_values(copied), root)
         collective = any(word in str(node.target) for node in copied.graph.nodes for word in COLLECTIVES)
         region.exact = True if backend_of(graph) in ONE_BY_ONE or self.inexact else (False if collective else None)
+        if region.exact is False:
+            self._tell(COLLECTIVE.format(name))
         self.regions.append(region)
 
         def run(*args: Any) -> Any:
@@ -232,7 +239,8 @@ class CompiledWatch:
             self._ran.clear()  # passes that broke off never end
         self._ran.add(one.id)
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            return False  # checkpointing around a compiled region: the repeated forward must save what the first did
+            self._tell(CHECKPOINTED.format(region.name))
+            return False  # the repeated forward must save what the first one did
         if region.exact is None:
             region.exact = self._verify(region, args) is True
             if not region.exact:
