@@ -28,6 +28,7 @@ from neuraldbg.capture.layers import layer_filter
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.batches import BatchWatch
 from neuraldbg.capture.torch.bypass import Bypass
+from neuraldbg.capture.torch.compiled import CompiledWatch
 from neuraldbg.capture.torch.core import Core, undisturbed
 from neuraldbg.capture.torch.evidence import start_watchers
 from neuraldbg.capture.torch.hooks import PassWatch
@@ -56,6 +57,7 @@ class Options:
     arm_step: int | None = None  # from this update on every operation is watched until a NaN or Inf is found
     focus: tuple[str, ...] = ()  # groups of layer statistics that are wanted after the first updates; none is all
     gate: Any = None  # what may hold the training (control.Gate)
+    inexact_taps: bool = False  # measure inside compiled code also where that changes last bits
     strict: bool = False  # tests: our own exceptions are not swallowed
     on_layer: tuple[Callable[..., None], ...] = field(default=())
     on_gradient: tuple[Callable[..., None], ...] = field(default=())
@@ -86,6 +88,7 @@ class TorchCapture:
         self.bypass = Bypass(self.core, self.passes, self.patches)
         self.updates.on_update.append(self.bypass.after_update)
         self.updates.on_update.append(self._report_overhead)
+        self.compiled = CompiledWatch(self.core, self.passes, self.patches, inexact=options.inexact_taps)
         self.watchers = [*start_watchers(self), Probes(self)]
         if options.gate is not None:
             self.core.stops = Stops(self.core, self.passes._hook, options.gate, self.updates.sweep)
@@ -225,7 +228,7 @@ class TorchCapture:
             finish(part)()
         self._close_books()
         overhead = self.overhead()
-        self.core.on = False
+        self.core.on, self.core.closed = False, True
         self.recursion.close()
         self.patches.close()
         self._let_go()
@@ -258,7 +261,7 @@ class TorchCapture:
     def forget(self) -> None:
         """In a forked child: hooks stay in place but do nothing, and nothing is written. Device buffers are left as
         they are: to free one is a CUDA call, and a forked process may make none."""
-        self.core.on = False
+        self.core.on, self.core.closed = False, True
         self.core.recorder.abandon()
 
 

@@ -76,6 +76,7 @@ class Core:
     local: Local = field(default_factory=Local)
     lock: threading.RLock = field(default_factory=threading.RLock)  # training in several threads
     on: bool = True
+    closed: bool = False  # for good
     any_backward: int = 0  # backwards under way in all threads
     backwards: int = 0
     own_ns: int = 0  # time spent in our own code during the current step
