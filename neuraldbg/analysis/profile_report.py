@@ -1,0 +1,58 @@
+"""A profile as one plain object: what `neural profile --json` prints and every other form is made from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neuraldbg.analysis.layer_costs import Costs, LayerCost, layer_costs
+from neuraldbg.analysis.phases import EVAL, PHASES, Phases, phases
+from neuraldbg.analysis.ranks import main_rank
+
+if TYPE_CHECKING:
+    from neuraldbg.trace import Trace
+
+SCHEMA = "neuraldbg.profile/1"
+
+
+def profile_of(trace: Trace) -> dict[str, Any]:
+    """Times in milliseconds, sizes in bytes; None is not known."""
+    costs = layer_costs(trace, main_rank(trace))
+    spent = phases(trace, costs.steps)
+    return {
+        "schema": SCHEMA,
+        "run": trace.run.id,
+        "steps": len(costs.steps) or spent.steps,
+        "all_steps": spent.every_step_ms.count + bool(spent.every_step_ms.count),
+        "step_ms": {**spent.step_ms.told(), "jitter": spent.jitter, "covered": spent.covered},
+        "phases_ms": {name: spent.mean_ms.get(name) for name in PHASES} | _eval(spent),
+        "input_wait_share": spent.share("data"),
+        "layers": [layer_row(one, costs, spent) for one in costs.layers],
+    }
+
+
+def _eval(spent: Phases) -> dict[str, float]:
+    value = spent.mean_ms.get(EVAL)
+    return {} if value is None else {EVAL: value}
+
+
+def layer_row(one: LayerCost, costs: Costs, spent: Phases) -> dict[str, Any]:
+    """`self_ms` and `total_ms` are of one step, forward and backward together, without and with the layers inside."""
+    steps = max(len(costs.steps), 1)
+    step_ms = spent.step_ms.mean
+    own_ms = one.own_ns / steps / 1e6
+    return {
+        "path": one.path,
+        "type": one.type,
+        "calls": one.calls,
+        "forward_ms": one.forward.told(1e-6),
+        "backward_ms": one.backward.told(1e-6),
+        "self_ms": own_ms,
+        "self_forward_ms": one.own_forward_ns / steps / 1e6,
+        "self_backward_ms": one.own_backward_ns / steps / 1e6,
+        "total_ms": one.whole_ns / steps / 1e6,
+        "share": own_ms / step_ms if step_ms else None,
+        "memory_bytes": one.memory_bytes,
+        "flops": one.flops,
+        "flops_per_s": one.flops_per_s,
+        "source": one.source,
+    }
