@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from neuraldbg.analysis.bottlenecks import Measured, bottlenecks, facts_of
+from neuraldbg.analysis.devices import devices_of
 from neuraldbg.analysis.layer_costs import Costs, LayerCost, layer_costs
+from neuraldbg.analysis.leaks import leaks
+from neuraldbg.analysis.memory import memory_of
 from neuraldbg.analysis.phases import EVAL, PHASES, Phases, phases
 from neuraldbg.analysis.ranks import main_rank
 
@@ -18,6 +22,8 @@ def profile_of(trace: Trace) -> dict[str, Any]:
     """Times in milliseconds, sizes in bytes; None is not known."""
     costs = layer_costs(trace, main_rank(trace))
     spent = phases(trace, costs.steps)
+    memory = memory_of(trace)
+    found = bottlenecks(Measured(costs, spent, facts_of(trace), memory))
     return {
         "schema": SCHEMA,
         "run": trace.run.id,
@@ -26,8 +32,21 @@ def profile_of(trace: Trace) -> dict[str, Any]:
         "step_ms": {**spent.step_ms.told(), "jitter": spent.jitter, "covered": spent.covered},
         "phases_ms": {name: spent.mean_ms.get(name) for name in PHASES} | _eval(spent),
         "input_wait_share": spent.share("data"),
-        "layers": [layer_row(one, costs, spent) for one in costs.layers],
+        "layers": _with_memory([layer_row(one, costs, spent) for one in costs.layers], memory),
+        "bottlenecks": [one.told() for one in found],
+        "leaks": [one.told() for one in leaks(trace)],
+        "memory": memory,
+        "gpu": devices_of(trace),
+        "overhead": (trace.facts("overhead") or [None])[-1],
     }
+
+
+def _with_memory(rows: list[dict[str, Any]], memory: dict[str, Any]) -> list[dict[str, Any]]:
+    of_layer = {one["layer"]: one for one in memory["layers"] or ()}
+    for row in rows:
+        known = of_layer.get(row["path"], {})
+        row |= {name: known.get(name) for name in ("saved_bytes", "allocated_bytes")}
+    return rows
 
 
 def _eval(spent: Phases) -> dict[str, float]:

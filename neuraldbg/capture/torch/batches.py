@@ -28,7 +28,7 @@ class BatchWatch:
         self.iterators: Counter[int] = Counter()  # site -> times the loader was begun
         self._begun = core.guard.shield("loaders")(self._iterating)
         self._seen = core.guard.shield("batches")(self._batch)
-        self._waits = core.guard.shield("waiting for batches")(lambda now: core.clock.wait_began(now))
+        self._waits = core.guard.shield("waiting for batches")(self._wait_begins)
 
     def wrap_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Remember which loader an iterator belongs to: two loaders may share one dataset."""
@@ -64,6 +64,9 @@ class BatchWatch:
             return batch
 
         return __next__
+
+    def _wait_begins(self, now: int) -> None:
+        self.core.clock.wait_began(now)
 
     def _batch(self, iterator: Any, batch: Any, start: int) -> None:
         core = self.core

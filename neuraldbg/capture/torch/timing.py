@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
+from neuraldbg.capture.resources import device_total_bytes, machine
 from neuraldbg.capture.torch.clock import Clock, Point
 from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.flops import flops_of
+from neuraldbg.capture.torch.memory import LayerMemory
+from neuraldbg.capture.torch.out_of_memory import OutOfMemoryNotes
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
@@ -46,12 +49,17 @@ class Timing(Clock):
         core = capture.core
         core.clock, core.statistics = self, False
         self._layers_in_pass = 0
+        self._machine_told = False
         self._running: tuple[Layer | None, Pass | None, Point] | None = None  # what a backward is at, and since when
         shield = core.guard.shield
         capture.passes.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.seen)
         capture.passes.begin = self._criteria_noticed(capture.passes.begin)
         self._arrived = shield("times of backwards")(self._comes_to)
         core.take_part("pass_begun", "times of passes", self._pass_begun)
+        self.memory: LayerMemory | None = None
+        if capture.options.memory:
+            self.memory = LayerMemory(capture)
+            self._oom = OutOfMemoryNotes(capture, self.memory)
         capture.updates.on_update.append(shield("times of steps")(self.step_done))
 
     # -- passes ------------------------------------------------------------------------------------------------------
@@ -71,6 +79,9 @@ class Timing(Clock):
         self._layers_in_pass = 0
         if root is not None and not self.on_device:
             self.on_device = any(parameter.is_cuda for parameter in root.parameters())
+        if not self._machine_told:
+            self._machine_told = True
+            self.core.recorder.fact("machine", **machine(), device_bytes=device_total_bytes())
         self.pass_began(one.start_ns)
 
     def seen(self, module: nn.Module, one: Pass, times: tuple[int, int, Any], values: Any, depth: int) -> None:
@@ -80,6 +91,8 @@ class Timing(Clock):
         if layer is None:
             return
         is_layer = bool(layer.path) and not layer.wrapper
+        if self.memory is not None:
+            self.memory.layer_ran(layer, values, inside=is_layer)
         caller = self._caller(depth)
         if is_layer:
             self._layer(layer, module, one, (times, values, depth))
@@ -181,6 +194,8 @@ class Timing(Clock):
             point = (now, core.own_ns, self._mark_now())
             self._charge(point)
             self._running = (cell.layer, cell.one, point)
+            if self.memory is not None:
+                self.memory.in_backward(cell.layer)
         core.own_ns += now_ns() - now
 
     def _charge(self, until: Point) -> None:

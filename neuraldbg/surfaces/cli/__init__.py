@@ -13,6 +13,7 @@ import click
 # name -> what the list of commands says; the file is cli/<name>.py and holds `command`
 COMMANDS = {
     "debug": "Run a training script or a .neural file under the debugger.",
+    "profile": "Say where the time and memory of a training go.",
     "run": "Train a .neural file, without the debugger.",
     "compile": "Write a .neural file as PyTorch code.",
     "validate": "Check a .neural file: syntax, values, shapes.",

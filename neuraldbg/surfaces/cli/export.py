@@ -15,7 +15,7 @@ ENDING = {"mermaid": "mmd"}
 LATER = ("html", "chrome", "speedscope", "tensorboard", "repro", "parquet")
 
 
-def check_format(form: str, available: Sequence[str], *, later: Sequence[str]) -> None:
+def check_format(form: str, available: Sequence[str], *, later: Sequence[str] = ()) -> None:
     if form in available:
         return
     listed = ", ".join(available)

@@ -33,7 +33,11 @@ WATCHERS: tuple[str, ...] = (
     "accumulation:AccumulationWindows",
     "data:DataEvidence",
 )
-PROFILED: tuple[str, ...] = ("graphs_kept:KeptGraphs", "waiting:HostFetches")  # those a profile has a use for
+PROFILED: tuple[str, ...] = (
+    "graphs_kept:KeptGraphs",
+    "values_kept:KeptValues",
+    "waiting:HostFetches",
+)  # those a profile has a use for
 
 
 def start_watchers(capture: Any, names: tuple[str, ...] = WATCHERS) -> list[Any]:
