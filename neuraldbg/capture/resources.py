@@ -19,6 +19,8 @@ from typing import Any, Final
 INTERVAL_S: Final = 1.0
 PREFIX: Final = "resource."  # of the series
 _JOIN_S: Final = 2.0  # a driver that hangs may cost the close this much, not more
+_SM, _MEMORY = 1, 2  # clocks, by NVML's numbers
+THROTTLED: Final = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x8}  # bits of NVML's reasons
 _NVIDIA: Final = ("/dev/nvidiactl", "/dev/dxg")
 Reading = Mapping[str, float | None]
 
@@ -104,6 +106,24 @@ def device_bytes() -> int | None:
     if torch is None or not torch.cuda.is_initialized():
         return None
     return sum(int(torch.cuda.memory_allocated(device)) for device in range(torch.cuda.device_count()))
+
+
+def device_memory(device: int | None = None) -> dict[str, int] | None:
+    """Bytes on one CUDA device, or on all: allocated, reserved, peak; None when CUDA is not in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    devices = range(torch.cuda.device_count()) if device is None else (device,)
+    readers = {"allocated": "memory_allocated", "reserved": "memory_reserved", "peak": "max_memory_allocated"}
+    return {name: sum(int(getattr(torch.cuda, read)(one)) for one in devices) for name, read in readers.items()}
+
+
+def device_names() -> list[str]:
+    """CUDA devices this process may use; none when torch is not loaded. Asking does not begin to use them."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [str(torch.cuda.get_device_name(number)) for number in range(torch.cuda.device_count())]
 
 
 class ResourceSampler:
@@ -214,10 +234,16 @@ class Nvml:
         found: dict[str, float | None] = {}
         for name, device in self._devices.items():
             found[f"{name}.utilization_percent"] = self._ask("nvmlDeviceGetUtilizationRates", device, "gpu")
+            found[f"{name}.memory_utilization_percent"] = self._ask("nvmlDeviceGetUtilizationRates", device, "memory")
             found[f"{name}.memory_bytes"] = self._ask("nvmlDeviceGetMemoryInfo", device, "used")
             found[f"{name}.temperature_celsius"] = self._ask("nvmlDeviceGetTemperature", device, None, 0)
             milliwatts = self._ask("nvmlDeviceGetPowerUsage", device)
             found[f"{name}.power_watts"] = None if milliwatts is None else milliwatts / 1000
+            found[f"{name}.sm_clock_mhz"] = self._ask("nvmlDeviceGetClockInfo", device, None, _SM)
+            found[f"{name}.memory_clock_mhz"] = self._ask("nvmlDeviceGetClockInfo", device, None, _MEMORY)
+            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", device)
+            for reason, bits in THROTTLED.items():
+                found[f"{name}.throttled_{reason}"] = None if reasons is None else float(bool(int(reasons) & bits))
         return found
 
     def _ask(self, function: str, device: Any, part: str | None = None, *more: Any) -> float | None:
