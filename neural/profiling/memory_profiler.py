@@ -14,6 +14,7 @@ from neuraldbg.errors import UsageError
 MB: Final = 2**20
 HISTORY: Final = 10_000
 STEADY: Final = 0.7  # share of the steps of a window that must not fall
+FALL: Final = 0.25  # of a window's rise that one step may give back
 
 
 class BadMeasurement(UsageError, ValueError):
@@ -177,10 +178,11 @@ class MemoryLeakDetector:
         return bool(self._leaks)
 
     def get_leaks(self) -> list[dict[str, Any]]:
-        """The last one with what the window under way has added to it."""
+        """The last one with what has been added to it since."""
         found = [dict(each) for each in self._leaks]
-        levels = [level for _, level, _ in self._window]
-        if found and len(levels) > 1 and levels[0] == found[-1]["end_memory_mb"] < levels[-1] and _steady(levels):
+        levels, since = [level for _, level, _ in self._window], self._anchor
+        growing = since is not None and found and since[0] == found[-1]["end_memory_mb"] < levels[-1]
+        if growing and _steady([found[-1]["end_memory_mb"], *levels]):
             grown, last = self._leak(), found[-1]
             steps = last["window_size"] + grown["window_size"]
             rise = grown["end_memory_mb"] - last["start_memory_mb"]
@@ -203,8 +205,10 @@ class MemoryLeakDetector:
 
 
 def _steady(levels: list[float]) -> bool:
-    rising = sum(later >= before for before, later in pairwise(levels))
-    return rising / (len(levels) - 1) >= STEADY
+    """Nearly always up, and never down by much: what comes and goes is no growth."""
+    changes = [later - before for before, later in pairwise(levels)]
+    rising = sum(change >= 0 for change in changes) / len(changes)
+    return rising >= STEADY and -min(changes) <= FALL * max(levels[-1] - levels[0], 0.0)
 
 
 def _host_mb() -> float | None:

@@ -20,7 +20,7 @@ LEAST_WINDOWS: Final = 6
 SETTLED: Final = 10  # steps until caches, allocators and optimizer state have what they need
 LEAST_BYTES: Final = 4 * 2**20
 LEAST_SHARE: Final = 0.02  # of what was there
-SURE: Final = 0.99
+SURE, STILL = 0.99, 0.9  # of the whole curve, of its second half
 SERIES: Final = (("device_bytes", "device"), ("host_allocated_bytes", "host"), ("rss_bytes", "host"))
 MB: Final = 2**20
 
@@ -99,39 +99,41 @@ def is_leak(found: Trend | None) -> bool:
     return found.growth >= max(LEAST_BYTES, LEAST_SHARE * found.first)
 
 
+def leak_in(steps: Sequence[int], values: Sequence[float]) -> Trend | None:
+    """The growth of a curve that leaks; None for one that does not. A pool that fills up and stays is no leak: the
+    second half must rise as well."""
+    found = trend(steps, values)
+    if found is None or not is_leak(found):
+        return None
+    half = len(steps) // 2
+    later = trend(steps[half:], values[half:])
+    still = later is None or (later.confidence > STILL and later.per_step > found.per_step / 4)
+    return found if still else None
+
+
 def leaks(trace: Trace) -> list[Leak]:
     """What grows and who keeps it; a growth whose keeper was not found is told without one, a keeper of graphs also
     where their bytes do not show yet."""
-    grown = [(where, found) for where, found in _grown(trace) if is_leak(found)]
     kept = _keepers(trace)
-    told = [_leak(where, found, kept) for where, found in grown[:1]]
+    told = [_leak(where, found, kept) for where, found in _grown(trace)[:1]]
     graphs = kept if not told else []
     return told + [_counted(one) for one in graphs if one["what"] == "graphs"]
 
 
-def _grown(trace: Trace) -> list[tuple[str, Trend | None]]:
-    """The most exact measure of each place first: what is allocated before what the process holds."""
+def _grown(trace: Trace) -> list[tuple[str, Trend]]:
+    """By the most exact measure of each place: what is allocated before what the process holds."""
     found, seen = [], set()
     for name, where in SERIES:
-        steps, values = _curve(trace, name)
+        steps, values = curve_of(trace, name)
         if where not in seen and len(steps) >= 2 * LEAST_WINDOWS:
             seen.add(where)
-            still = _still_grows(steps, values)
-            found.append((where, trend(steps, values) if still else None))
+            grown = leak_in(steps.tolist(), values.tolist())
+            if grown is not None:
+                found.append((where, grown))
     return found
 
 
-def _still_grows(steps: NDArray[np.int64], values: NDArray[np.float64]) -> bool:
-    """A pool that fills up and stays is no leak: the second half rises as well."""
-    half = len(steps) // 2
-    later = trend(steps[half:].tolist(), values[half:].tolist())
-    if later is None:
-        return True
-    whole = trend(steps.tolist(), values.tolist())
-    return later.confidence > 0.9 and whole is not None and later.per_step > 0.25 * whole.per_step
-
-
-def _curve(trace: Trace, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def curve_of(trace: Trace, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     site = next((one.id for one in trace.sites if one.kind is SiteKind.SERIES and one.path == name), None)
     if site is None:
         return np.empty(0, np.int64), np.empty(0)
@@ -154,8 +156,7 @@ def _keepers(trace: Trace) -> list[dict[str, Any]]:
     return found
 
 
-def _leak(where: str, found: Trend | None, kept: list[dict[str, Any]]) -> Leak:
-    assert found is not None
+def _leak(where: str, found: Trend, kept: list[dict[str, Any]]) -> Leak:
     by = kept[0] if kept else {}
     rate = f"{found.per_step / 1024:.1f} KB a step"
     grew = f"memory on the {where} grows by {rate}: {found.growth / MB:.1f} MB in {found.steps} steps"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from neuraldbg.analysis.leaks import _curve, trend
+from neuraldbg.analysis.leaks import curve_of, trend
 
 if TYPE_CHECKING:
     from neuraldbg.trace import Trace
@@ -19,8 +19,8 @@ def memory_of(trace: Trace) -> dict[str, Any]:
     backward, `held_at_peak` who holds it where most is held."""
     fact = (trace.facts("layer_memory") or [None])[-1]
     machine = (trace.facts("machine") or [None])[-1] or {}
-    rss, allocated, device = (_curve(trace, name) for name in ("rss_bytes", "host_allocated_bytes", "device_bytes"))
-    peak_device = _curve(trace, "device_peak_bytes")[1]
+    rss, allocated, device = (curve_of(trace, name) for name in ("rss_bytes", "host_allocated_bytes", "device_bytes"))
+    peak_device = curve_of(trace, "device_peak_bytes")[1]
     told: dict[str, Any] = {
         "rss_bytes": _last(rss[1]),
         "peak_rss_bytes": _most(rss[1]),
