@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from neuraldbg.trace import Trace
 
 SCHEMA = "neuraldbg.profile/1"
+PUSHED = (
+    *("layer_stats", "memory_snapshots", "bottlenecks", "recommendations", "gpu_metrics"),
+    *("memory_leak_summary", "distributed_metrics", "backend_comparison"),
+)
 
 
 def profile_of(trace: Trace) -> dict[str, Any]:
@@ -37,8 +41,17 @@ def profile_of(trace: Trace) -> dict[str, Any]:
         "leaks": [one.told() for one in leaks(trace)],
         "memory": memory,
         "gpu": devices_of(trace),
+        "by_hand": _by_hand(trace),
         "overhead": (trace.facts("overhead") or [None])[-1],
     }
+
+
+def _by_hand(trace: Trace) -> dict[str, Any]:
+    """What `update_profiling_data` was told, by its names; the last of each."""
+    told: dict[str, Any] = {}
+    for fact in trace.facts("profiling_data"):
+        told |= {name: value for name, value in fact.items() if name in PUSHED}
+    return told
 
 
 def _with_memory(rows: list[dict[str, Any]], memory: dict[str, Any]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ COMMANDS = {
     "explain": "Explain a diagnosis, or list them all.",
     "inspect": "List the layers of a run, or show one.",
     "compare": "Put two runs side by side.",
-    "export": "Write a run as JSON, CSV, ZIP or Mermaid.",
+    "export": "Write a run as one file: JSON, CSV, ZIP, a trace.",
     "doctor": "Say what is installed and what works here.",
     "completion": "Print the shell completion script.",
 }

@@ -10,9 +10,9 @@ import click
 
 from neuraldbg.errors import UsageError, nearest
 
-FORMATS = ("json", "zip", "csv", "mermaid")
-ENDING = {"mermaid": "mmd"}
-LATER = ("html", "chrome", "speedscope", "tensorboard", "repro", "parquet")
+FORMATS = ("json", "zip", "csv", "mermaid", "chrome", "speedscope")
+ENDING = {"mermaid": "mmd", "chrome": "trace.json", "speedscope": "speedscope.json"}
+LATER = ("html", "tensorboard", "repro", "parquet")
 
 
 def check_format(form: str, available: Sequence[str], *, later: Sequence[str] = ()) -> None:
@@ -25,9 +25,9 @@ def check_format(form: str, available: Sequence[str], *, later: Sequence[str] = 
     raise UsageError(f"no format {form!r}; " + (f"did you mean {near[0]!r}?" if near else f"available: {listed}"))
 
 
-@click.command(short_help="Write a run as JSON, CSV, ZIP or Mermaid.")
+@click.command(short_help="Write a run as one file: JSON, CSV, ZIP, a trace.")
 @click.argument("run", required=False)
-@click.option("--format", "form", metavar="FORMAT", default="json", help="json, zip, csv or mermaid.  [default: json]")
+@click.option("--format", "form", metavar="FORMAT", default="json", help=f"{', '.join(FORMATS)}.  [default: json]")
 @click.option("-o", "--output", metavar="FILE", help="Where to; - is stdout.  [default: <run>.<format>]")
 @click.option("--json", "as_json", is_flag=True, help="Say as JSON what was written where.")
 def command(run: str | None, form: str, output: str | None, as_json: bool) -> int:

@@ -34,6 +34,10 @@ def parts(trace: Trace, run_dir: Path, form: str) -> Iterator[bytes]:
         return iter([dump(session_object(trace), indent=1).encode(), b"\n"])
     if form == "mermaid":
         return mermaid_parts(trace)
+    if form in ("chrome", "speedscope"):
+        from neuraldbg.surfaces.reports.profile_files import text_of
+
+        return iter([text_of(trace, form).encode()])
     return csv_parts(trace) if form == "csv" else zip_parts(run_dir)
 
 
