@@ -181,3 +181,49 @@ def test_a_quiet_run_is_timed_on_some_steps_only_and_told_so(tmp_path: Path) -> 
     with open_trace(run) as trace:
         told = profile_of(trace)
     assert (told["steps"], told["all_steps"]) == (18, 60)
+
+
+class DeviceClock:
+    """A device that is as fast as the host: its marks are moments, delivered when it is asked."""
+
+    def __init__(self, real: Any) -> None:
+        self._real, self.waiting = real, []  # type: ignore[var-annotated]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def elapsed(self, start: float, end: float, deliver: Any) -> None:
+        self.waiting.append(lambda: deliver(int((end - start) * 1e9)))
+
+    def poll(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+def test_on_a_device_the_phases_are_between_its_own_marks(tmp_path: Path) -> None:
+    books = Books()
+    model = Net(books, glue_s=0.004)
+    run = create_run(new_run_info(("train.py",), script="train.py", budget="full"), out=tmp_path / "run")
+    with TraceWriter(run) as writer:
+        capture = TorchCapture(lambda: writer, Options(budget=None, strict=True, profile=True))
+        capture.core.device = DeviceClock(capture.core.device)  # type: ignore[assignment]
+        timing = capture.watchers[0]
+        timing.on_device = True
+        try:
+            train(model, books, WARM)
+            books.forget()
+            train(model, books, STEPS, data_s=0.003)
+        finally:
+            capture.close()
+    with open_trace(run) as trace:
+        told = profile_of(trace)
+    phases = told["phases_ms"]
+    assert phases["data"] == pytest.approx(ms(books, "data"), rel=0.15)
+    forward = ms(books, "block.first", "block.second", "block", "head")
+    assert phases["forward"] == pytest.approx(forward, rel=0.25, abs=1.0)
+    assert phases["outside"] >= 0.9 * ms(books, "glue", "glue backward")
+    # a device goes on while we take notes: what is ours is part of it, and the whole is what the program saw
+    assert sum(phases.values()) == pytest.approx(sum(books.steps) / STEPS * 1e3, rel=0.05)
