@@ -45,7 +45,7 @@ class OutOfMemoryNotes:
             with inside():
                 try:
                     yield
-                except Exception as error:
+                except (RuntimeError, MemoryError) as error:
                     if is_out_of_memory(error):
                         self._note(str(error), "backward")
                     raise
