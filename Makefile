@@ -42,7 +42,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/queries.py
 	$(BIN)/python benchmarks/kernels.py --rounds 7 --dtypes float32 bfloat16
 	$(BIN)/python benchmarks/step_cost.py --rounds 4
-	$(BIN)/python benchmarks/profile_cost.py --pairs 20
+	$(BIN)/python benchmarks/profile_cost.py --restarts 3 --pairs 5
 	$(BIN)/python benchmarks/profile_cost.py --calls
 
 faults: $(STAMP)

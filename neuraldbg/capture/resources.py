@@ -250,9 +250,9 @@ class Nvml:
         """None where this device does not tell."""
         try:
             answer = getattr(self._library, function)(device, *more)
-        except self._library.NVMLError:
+            return float(answer if part is None else getattr(answer, part))
+        except (self._library.NVMLError, AttributeError):  # an older library does not know every question
             return None
-        return float(answer if part is None else getattr(answer, part))
 
     def close(self) -> None:
         with suppress(self._library.NVMLError):

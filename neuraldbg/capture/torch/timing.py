@@ -7,9 +7,10 @@ charged to the module whose code it is, or to none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.nn.modules.loss import _Loss
 
 from neuraldbg.capture.resources import device_total_bytes, machine
@@ -22,11 +23,14 @@ from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 from neuraldbg.records import Phase
+from neuraldbg.trace.tables import PHASE_CODE
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
 
 CELL: Final = "neuraldbg_time"  # in the metadata of a graph's node
+_CODE: Final = dict(PHASE_CODE)
+_BACKWARD: Final = PHASE_CODE[Phase.BACKWARD]
 HOOKED_TENSORS: Final = 8  # outputs and inputs of one layer whose nodes are followed
 
 
@@ -49,12 +53,12 @@ class Timing(Clock):
         core = capture.core
         core.clock, core.statistics = self, False
         self._layers_in_pass = 0
-        self._machine_told = False
+        self._met: set[int] = set()  # models
         self._running: tuple[Layer | None, Pass | None, Point] | None = None  # what a backward is at, and since when
         shield = core.guard.shield
         capture.passes.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.seen)
         capture.passes.begin = self._criteria_noticed(capture.passes.begin)
-        self._arrived = shield("times of backwards")(self._comes_to)
+        self._arrived = core.guard.inside("times of backwards")(self._comes_to)  # touches no tensor
         core.take_part("pass_begun", "times of passes", self._pass_begun)
         self.memory: LayerMemory | None = None
         if capture.options.memory:
@@ -77,12 +81,17 @@ class Timing(Clock):
         if not one.sampled:
             return
         self._layers_in_pass = 0
-        if root is not None and not self.on_device:
-            self.on_device = any(parameter.is_cuda for parameter in root.parameters())
-        if not self._machine_told:
-            self._machine_told = True
-            self.core.recorder.fact("machine", **machine(), device_bytes=device_total_bytes())
+        if one.model.site not in self._met:
+            self._meet(one.model.site, root)
         self.pass_began(one.start_ns)
+
+    def _meet(self, site: int, root: nn.Module | None) -> None:
+        """A model's first pass: where it is, and once on which machine."""
+        if not self._met:
+            self.core.recorder.fact("machine", **machine(), device_bytes=device_total_bytes())
+        self._met.add(site)
+        if root is not None and any(parameter.is_cuda for parameter in root.parameters()):
+            self.on_device = True
 
     def seen(self, module: nn.Module, one: Pass, times: tuple[int, int, Any], values: Any, depth: int) -> None:
         """`times` = start and duration on the host, and two marks; `values` = args, kwargs, output."""
@@ -122,22 +131,27 @@ class Timing(Clock):
 
     def _layer(self, layer: Layer, module: nn.Module, one: Pass, call: tuple[Any, Any, int]) -> None:
         (start, duration, marks), values, depth = call
-        recorder = self.core.recorder
-        outputs = list(tensors(values[2]))
-        sizes = [(t.device.type == "cpu", t.numel() * t.element_size()) for t in outputs if measurable(t)]
-        host, device = (sum(size for on_host, size in sizes if on_host is wanted) for wanted in (True, False))
-        size = {"depth": depth, "host_bytes": host, "device_bytes": device}
+        outputs = _flat(values[2])
+        host = device = 0
+        for tensor in outputs:
+            if (type(tensor) is Tensor and tensor.layout == strided) or measurable(tensor):
+                size = tensor.numel() * tensor.element_size()
+                host, device = (host + size, device) if tensor.device.type == "cpu" else (host, device + size)
         if not layer.located:
             self._locate(layer, module, outputs, next(tensors(values[0]), None))
+        row = (layer.site, one.id, _CODE[one.phase], min(depth, 255))
         if marks is None or not device:
-            recorder.span(layer.site, one.phase, (start, duration), pass_id=one.id, **size)
+            self._row(self.core.recorder.step, row, (start, duration, host, device))
             return
-        step = recorder.step
-        self.core.device.elapsed(
-            *marks, lambda ns: recorder.span(layer.site, one.phase, (start, ns), pass_id=one.id, step=step, **size)
-        )
+        step = self.core.recorder.step
+        self.core.device.elapsed(*marks, lambda ns: self._row(step, row, (start, ns, host, device)))
 
-    def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor], entered: Tensor | None) -> None:
+    def _row(self, step: int, where: tuple[int, int, int, int], measured: tuple[int, int, int, int]) -> None:
+        """`where` = site, pass, phase, depth; `measured` = start, duration, bytes on host and device (-1: unknown)."""
+        recorder = self.core.recorder
+        recorder.staging.spans((step, recorder.next_seq(), *where, *measured))
+
+    def _locate(self, layer: Layer, module: nn.Module, outputs: Sequence[Tensor], entered: Tensor | None) -> None:
         layer.located = True
         first = next((tensor for tensor in outputs if measurable(tensor)), None)
         if first is not None:
@@ -155,18 +169,17 @@ class Timing(Clock):
 
     def _follow(self, layer: Layer, caller: Layer | None, one: Pass, values: Any) -> None:
         """Marks where a backward will enter this layer and where it will leave it."""
-        own_nodes = set()
-        for node in _nodes(values[2]):
-            own_nodes.add(node)
+        own_nodes = _nodes(values[2])
+        for node in own_nodes:
             if CELL not in node.metadata:
                 self._follow_node(node, Cell(layer, one, begins=True))
-        for node in _nodes((values[0], values[1])):
+        for node in _nodes(values[0]) if not values[1] else _nodes((values[0], values[1])):
             cell = node.metadata.get(CELL)
-            if node in own_nodes:
-                continue  # changed in place: what went in is what came out
+            if (cell is not None and cell.begins) or node in own_nodes:
+                continue  # another layer begins there; or changed in place: what went in is what came out
             if cell is None:
                 self._follow_node(node, Cell(caller, one, begins=False))
-            elif not cell.begins:
+            else:
                 cell.layer = caller  # the module around it begins with the same values
 
     def _follow_node(self, node: Any, cell: Cell) -> None:
@@ -209,24 +222,24 @@ class Timing(Clock):
             self._until("outside", until)
             return
         self._until("backward", until)
-        recorder, step = self.core.recorder, self.core.recorder.step
-        number = -1 if one is None else one.id
+        row = (layer.site, -1 if one is None else one.id, _BACKWARD, 0)
+        step = self.core.recorder.step
         if since[2] is None or until[2] is None:
             lasted = max(until[0] - since[0] - (until[1] - since[1]), 0)
-            recorder.span(layer.site, Phase.BACKWARD, (since[0], lasted), pass_id=number)
+            self._row(step, row, (since[0], lasted, -1, -1))
         else:
-            self.core.device.elapsed(
-                since[2],
-                until[2],
-                lambda ns: recorder.span(layer.site, Phase.BACKWARD, (since[0], ns), pass_id=number, step=step),
-            )
+            start = since[0]
+            self.core.device.elapsed(since[2], until[2], lambda ns: self._row(step, row, (start, ns, -1, -1)))
+
+
+def _flat(value: Any) -> Sequence[Tensor]:
+    """Its tensors, the usual cases first: one, or a tuple of them."""
+    if type(value) is Tensor:
+        return (value,)
+    if type(value) is tuple and len(value) == 1 and type(value[0]) is Tensor:
+        return value
+    return tuple(tensors(value))
 
 
 def _nodes(value: Any) -> list[Any]:
-    found = []
-    for tensor in tensors(value):
-        if tensor.grad_fn is not None:
-            found.append(tensor.grad_fn)
-        if len(found) == HOOKED_TENSORS:
-            break
-    return found
+    return [tensor.grad_fn for tensor in _flat(value)[:HOOKED_TENSORS] if tensor.grad_fn is not None]
