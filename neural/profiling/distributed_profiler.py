@@ -162,7 +162,7 @@ def _arguments(
     told = dict(zip(names, args, strict=False))
     for name, value in given.items():
         known = name if name in names else _OTHER_NAMES.get(name)
-        if known not in names:
+        if known is None or known not in names:
             raise TypeError(f"{function}() has no argument {name!r}; it takes {', '.join(names)}")
         if known in told:
             raise TypeError(f"{function}() got {known} twice")

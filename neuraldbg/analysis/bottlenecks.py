@@ -61,7 +61,8 @@ class Measured:
 
 
 def facts_of(trace: Trace) -> dict[str, Any]:
-    return {name: (trace.facts(name) or [None])[-1] for name in ("machine", "loader", "host_fetches", "on_device")}
+    names = ("machine", "loader", "host_fetches", "on_device")
+    return {name: next(iter(trace.facts(name)[-1:]), None) for name in names}
 
 
 def bottlenecks(told: Measured) -> list[Bottleneck]:

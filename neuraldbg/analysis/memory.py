@@ -17,8 +17,8 @@ MOST_HOLDERS: Final = 10
 def memory_of(trace: Trace) -> dict[str, Any]:
     """Bytes; None is not measured. `layers` has what the last measured step's layers allocated and keep for their
     backward, `held_at_peak` who holds it where most is held."""
-    fact = (trace.facts("layer_memory") or [None])[-1]
-    machine = (trace.facts("machine") or [None])[-1] or {}
+    fact = next(iter(trace.facts("layer_memory")[-1:]), None)
+    machine = next(iter(trace.facts("machine")[-1:]), {})
     rss, allocated, device = (curve_of(trace, name) for name in ("rss_bytes", "host_allocated_bytes", "device_bytes"))
     peak_device = curve_of(trace, "device_peak_bytes")[1]
     told: dict[str, Any] = {

@@ -42,7 +42,7 @@ def profile_of(trace: Trace) -> dict[str, Any]:
         "memory": memory,
         "gpu": devices_of(trace),
         "by_hand": _by_hand(trace),
-        "overhead": (trace.facts("overhead") or [None])[-1],
+        "overhead": next(iter(trace.facts("overhead")[-1:]), None),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from neuraldbg.analysis.profile import nested_calls
@@ -42,7 +42,7 @@ def speedscope(trace: Trace, step: int | None = None) -> dict[str, Any]:
     }
 
 
-def _events(calls: list[Mapping[str, Any]], frames: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _events(calls: Sequence[Mapping[str, Any]], frames: dict[str, int]) -> Iterator[dict[str, Any]]:
     """`calls` in the order they begin, each with `depth`. A call never outlives the one around it, nor begins before
     the one in front of it has ended."""
     open_calls: list[tuple[int, float]] = []

@@ -20,7 +20,8 @@ def growing_line(frames: Any, frame: FrameType, name: str) -> str | None:
     text = "".join(linecache.getlines(filename))
     if not text or len(text) > LONGEST:
         return None
-    lines = sorted(node.lineno for node in ast.walk(ast.parse(text)) if _fills(node, wanted))
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr | ast.stmt)]
+    lines = sorted(node.lineno for node in found if _fills(node, wanted))
     return f"{frames.display(filename)}:{lines[0]}" if lines else None
 
 

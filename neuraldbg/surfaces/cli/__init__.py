@@ -23,6 +23,8 @@ COMMANDS = {
     "report": "Show how a run went.",
     "explain": "Explain a diagnosis, or list them all.",
     "inspect": "List the layers of a run, or show one.",
+    "whatif": "Try the cures of a run, one at a time.",
+    "determinism": "Run a script twice and name what differs.",
     "compare": "Put two runs side by side.",
     "export": "Write a run as one file: JSON, CSV, ZIP, a trace.",
     "doctor": "Say what is installed and what works here.",

@@ -203,7 +203,7 @@ def summary(run: Run, limit: Annotated[int, Query(ge=1, le=10_000)] = 10) -> Str
 def profile_(run: Run, form: Annotated[Literal["json", "html"], Query(alias="format")] = "json") -> Response:
     from neuraldbg.analysis.findings import strict
     from neuraldbg.analysis.profile_report import profile_of
-    from neuraldbg.surfaces.reports.profile_files import html_of
+    from neuraldbg.surfaces.reports.profile_page import html_of
 
     with run.reading() as trace:
         told = profile_of(trace)
