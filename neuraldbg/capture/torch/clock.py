@@ -27,6 +27,8 @@ class NoClock:
 
     def backward_ended(self, now_ns: int) -> None: ...
 
+    def looked(self, now_ns: int) -> None: ...
+
     def update_began(self, now_ns: int) -> None: ...
 
     def update_ended(self, now_ns: int) -> None: ...
@@ -46,6 +48,8 @@ class Clock(NoClock):
         self._at: Point | None = None
         self._next_begins: Any = None  # mark on the device at the end of the last update
         self._idle = "outside"  # what a gap that ends in a backward is: the loss, right after a pass
+        self._updated = False  # by an optimizer, in this step
+        self._looked_ns: int | None = None  # when it was last looked whether parameters were moved by hand
         self.on_device = False
 
     # -- what the hooks tell -----------------------------------------------------------------------------------------
@@ -82,16 +86,23 @@ class Clock(NoClock):
         self._until("backward", (now_ns, self.core.own_ns, self._mark_now()))
         self._idle = "outside"
 
+    def looked(self, now_ns: int) -> None:
+        self._looked_ns = now_ns
+
     def update_began(self, now_ns: int) -> None:
         self._until("outside", (now_ns, self.core.own_ns, self._mark_now()))
 
     def update_ended(self, now_ns: int) -> None:
         self._until("optimizer", (now_ns, self.core.own_ns, self._mark_now()))
+        self._updated = True
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def step_done(self, step: int) -> None:
-        """Writes the step that is over; takes part in every update, also one by hand."""
+        """Writes the step that is over; takes part in every update, also one by hand, which is the loop's own code."""
+        if not self._updated and self._looked_ns is not None:
+            self._until("outside", (self._looked_ns, self.core.own_ns, self._mark_now()))
+        self._updated = False
         spent, at = self._spent, self._at
         if self._step == step and at is not None and self.core.trainers < 2:
             if self.on_device and at[2] is not None:
@@ -121,6 +132,8 @@ class Clock(NoClock):
         before = self._at
         if before is None:
             return False
+        if now[0] < before[0]:
+            return True  # a hook that began in the step before, and found an update by hand that ended it
         if self.on_device:
             mark = now[2] or self._mark_now()
             if mark is None or before[2] is None:

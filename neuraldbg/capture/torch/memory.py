@@ -6,7 +6,8 @@ first layer that keeps it. Parameters are not counted among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -37,6 +38,7 @@ class PassMemory:
         self.seen: set[Any] = set()  # nodes; held until the pass is over, so that each has one identity
         weights = [] if root is None else [*root.parameters(), *root.buffers()]
         self.storages = {_storage(tensor)[0] for tensor in weights}
+        self.packed = False  # saved tensors are wrapped by somebody
         self.peak: tuple[int, int, str] = (0, OUTSIDE, "forward")
         self.entered: list[int | None] = []  # what was allocated when the modules under way began
 
@@ -51,6 +53,8 @@ class LayerMemory:
         core = self.core
         handle = torch_module.register_module_forward_pre_hook(self._entering)
         capture.patches.handle(handle)
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        capture.patches.replace(hooks, "__enter__", self._packing(hooks.__enter__))
         core.take_part("pass_begun", "memory of passes", self._pass_begun)
         core.take_part("update_begun", "memory of updates", self._update_begun)
 
@@ -59,11 +63,26 @@ class LayerMemory:
         return self.core.sampling and (step < FIRST_STEPS or step % EVERY == 0)
 
     def _pass_begun(self, one: Pass, root: nn.Module | None, *_: Any) -> None:
-        self.current = PassMemory(root) if one.sampled and one.grad and self._due() else None
+        wanted = one.sampled and one.grad and not one.compiled and self._due()
+        self.current = PassMemory(root) if wanted else None
+
+    def _packing(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+        """Somebody packs what is saved from here on (activation checkpointing, offloading): to read it would unpack
+        it, which runs a forward again. The rest of such a pass is not looked into."""
+
+        @wraps(enter)
+        def entered(hooks: Any) -> Any:
+            if not cannot_look() and self.current is not None:
+                self.current.packed = True
+            return enter(hooks)
+
+        return entered
 
     def _entering(self, _: nn.Module, __: Any) -> None:
+        if cannot_look():  # first of all: Dynamo traces into hooks
+            return
         current = self.current
-        if current is not None and self.core.on and not cannot_look():
+        if current is not None and self.core.on:
             current.entered.append(allocated_bytes())
 
     def layer_ran(self, layer: Layer, values: Any, *, inside: bool) -> None:
@@ -93,14 +112,14 @@ class LayerMemory:
 
     def _saved_by(self, values: Any, current: PassMemory) -> int | None:
         """New memory that the nodes between what went in and what came out keep; None where reading it would unpack."""
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if current.packed or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             return None
         stops = {tensor.grad_fn for tensor in tensors((values[0], values[1])) if tensor.grad_fn is not None}
         waiting = [tensor.grad_fn for tensor in tensors(values[2]) if tensor.grad_fn is not None]
         total = 0
         while waiting and len(current.seen) < MOST_NODES:
             node: Any = waiting.pop()
-            if node in current.seen or node in stops or "neuraldbg_packed" in node.metadata:
+            if node in current.seen or node in stops or _is_packed(node):
                 continue
             current.seen.add(node)
             for tensor in self._saved(node):
@@ -165,6 +184,10 @@ def allocated_bytes() -> int | None:
     """On the devices where they are used, else in the host's heap."""
     on_device = device_bytes()
     return host_allocated_bytes() if on_device is None else on_device
+
+
+def _is_packed(node: Any) -> bool:
+    return "neuraldbg_packed" in node.metadata or node.name().startswith("CompiledFunction")
 
 
 def _storage(tensor: Tensor) -> tuple[Any, int]:

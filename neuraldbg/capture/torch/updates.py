@@ -311,6 +311,7 @@ class UpdateWatch:
         local = self.core.local
         if not self._fingerprint or local.in_step is not None or local.in_backward:
             return
+        self.core.clock.looked(now_ns())
         for ref, before, version in self._fingerprint:
             leaf = ref()
             if leaf is None or not leaf.numel():
