@@ -65,6 +65,11 @@ class _Lane:
         return self.first_row + self.journalled_rows
 
 
+def _room(table: str, ring_rows: int) -> int:
+    """Histograms are few and large, and the first to be done without."""
+    return max(64, ring_rows // 16) if table == "histograms" else ring_rows
+
+
 class TraceWriter:
     """Writes the trace of one process. No method raises because of the disk: see `.error` and `.dropped`."""
 
@@ -88,7 +93,8 @@ class TraceWriter:
         self._segments = GrowingFile(self.directory, "segment", about)
         self._facts_file = GrowingFile(self.directory, "facts", about)
         self._lanes = {
-            table: _Lane(table, ring_rows, GrowingFile(self.directory, f"journal-{table}", about)) for table in TABLES
+            table: _Lane(table, _room(table, ring_rows), GrowingFile(self.directory, f"journal-{table}", about))
+            for table in TABLES
         }
         self._segment_tally: dict[Path, dict[str, int]] = {}
         self._evicted: dict[str, int] = {}

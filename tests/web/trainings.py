@@ -36,6 +36,8 @@ for step in range(steps):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    if step == 19:
+        torch.save(model.state_dict(), "model.pt")
     time.sleep(nap)
     if step == crash_at:
         raise RuntimeError("the loader gave up")
@@ -68,6 +70,12 @@ def record(folder: Path) -> dict[str, Path]:
         _, said = training.communicate(timeout=PATIENCE_S)
         assert training.returncode == code, said
     return {name: folder / name for name in wanted}
+
+
+def report(run: Path, file: Path) -> None:
+    """`neural report --format html`."""
+    command = [*NEURAL, "report", str(run), "--format", "html", "-o", str(file)]
+    subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ describe("numbers", () => {
 
 describe("the address", () => {
   it("comes back as it was written", () => {
-    const now = { view: "layer", run: "a b", step: 0, layer: "layers.0/kernel", finding: "nan_loss::0", other: null } as const;
+    const now = { view: "layer", run: "a b", step: 0, layer: "layers.0/kernel", finding: "nan_loss::0", other: null, align: "time" } as const;
     expect(read(written(now))).toEqual(now);
     expect(written(read(""))).toBe("");
   });

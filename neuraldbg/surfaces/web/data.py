@@ -15,15 +15,18 @@ from neuraldbg.errors import NotRecorded, UnknownName
 from neuraldbg.records import Kind, Phase, Site, SiteKind
 from neuraldbg.trace import Rows, Trace, rollup
 from neuraldbg.trace.heatmap import Heatmap
+from neuraldbg.trace.histograms import Histograms
+from neuraldbg.trace.histograms import histograms as rows_of
 from neuraldbg.trace.rolling import FIELDS
 from neuraldbg.trace.rollup import METRICS, Metric
-from neuraldbg.trace.tables import PHASE_CODE
+from neuraldbg.trace.tables import LOWEST_OCTAVE, PHASE_CODE
 
 Span = tuple[int | None, int | None]
 NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
 MANY, STRAY = 1e12, 0.02  # of a range this wide, so few of the smallest values do not take the colours from the others
 LOOK_BACK = 1000  # steps
+HISTOGRAMS = 120  # rows of an answer
 KINDS: Final = ("activation", "gradient", "parameter", "update", "input", "target")
 _OF_THE_HOST: Final = ("cpu", "memory")
 
@@ -54,6 +57,29 @@ def series(trace: Trace, metric: str, layer: str | None, between: Span, points: 
         "max": _or_none(found.high),
         "nan_steps": found.steps[found.bad].tolist(),
         "rows": int((found.count + found.nan).sum()),
+    }
+
+
+def histograms(trace: Trace, layer: str, kind: str, between: Span, most: int = HISTOGRAMS) -> dict[str, Any]:
+    """Magnitudes of a layer's values by powers of two, at most so many rows: the newest, and evenly those before."""
+    found = rows_of(trace, layer, Kind(kind), between)
+    every = -(-len(found.steps) // most)
+    shown = [at for at in range(len(found.steps)) if (len(found.steps) - 1 - at) % every == 0]
+    return {"tensor": found.tensor, "recorded": len(found.steps), "histograms": [_histogram(found, at) for at in shown]}
+
+
+def _histogram(found: Histograms, at: int) -> dict[str, Any]:
+    """Without the empty ends: `counts[i]` of the values have 2^(from + i) <= |x| < 2^(from + i + 1)."""
+    filled = np.flatnonzero(found.octaves[at])
+    first, last = (int(filled[0]), int(filled[-1])) if len(filled) else (0, -1)
+    return {
+        "step": int(found.steps[at]),
+        "values": int(found.count[at]),
+        "looked_at": int(found.looked_at[at]),
+        "zero": int(found.zero_count[at]),
+        "not_finite": int(found.bad_count[at]),
+        "from": LOWEST_OCTAVE + first,
+        "counts": found.octaves[at, first : last + 1].tolist(),
     }
 
 

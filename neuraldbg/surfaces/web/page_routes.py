@@ -85,6 +85,12 @@ def cells(
     )
 
 
+@router.get("/api/ranks", responses=OF_A_RUN, summary="Every rank: its last step, last loss and usual time of a step")
+def ranks(run: Run) -> StrictJSON:
+    with run.reading() as trace:
+        return StrictJSON({"ranks": inspector.rank_entries(trace)})
+
+
 @router.get("/api/anomalies", responses=OF_A_RUN, summary="Samples unlike those before them, by layer and by step")
 def anomalies(run: Run) -> StrictJSON:
     return StrictJSON(run.anomalies())

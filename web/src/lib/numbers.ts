@@ -2,6 +2,8 @@
 import type { Num } from "./types";
 
 export const UNKNOWN = "–";
+export const SIGNS = { critical: "✖", warning: "▲", info: "○", healthy: "✔", undecided: "●" };
+export const CLASSES = { critical: "bad", warning: "warn", info: "muted", healthy: "ok", undecided: "muted" };
 
 /** A number, NaN and the infinities included; null where nothing is known. */
 export function real(value: Num | string | undefined): number | null {

@@ -8,6 +8,7 @@ import type { Breakpoint, Finding, Frame, Moment, RunDetails, RunEntry, Series, 
 
 const NONE: Settings = { theme: "dark", refresh_s: 1, max_history: 1000, history: 100, charts: [], version: "" };
 const MOST_HITS = 1000;
+const TOLD_MS = 5000;
 const SLOWLY_S = 2; // panels that read much of the run follow it no faster
 const INSPECT: View[] = ["overview", "layer"]; // views with the inspector, and with the flame graph
 const TIME: View[] = ["overview", "performance", "execution-trace"];
@@ -29,7 +30,7 @@ export class Session {
   connected = $state(false);
   broken = $state<string | null>(null); // why nothing can be shown
   said = $state(""); // for those who listen instead of looking
-  told = $state<{ text: string; bad: boolean } | null>(null); // what became of the last action
+  told = $state.raw<{ text: string; bad: boolean } | null>(null); // what became of the last action
   address = $state<Address>(read(location.search));
   theme = $state<"dark" | "light">("dark");
   #layers: string[] = [];
@@ -48,7 +49,7 @@ export class Session {
   over = $derived(this.where.state !== "running" && this.where.state !== "paused");
   loud = $derived(this.findings.filter((one) => one.severity !== "info"));
   #foundByNow = $derived(this.loud.filter((one) => (one.step ?? 0) <= this.step).length);
-  found = $derived(this.#foundByNow ? foundBy(this.loud, this.#foundByNow) : []); // by the step shown; the same list until there is one more
+  found = $derived([...this.loud].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)).slice(0, this.#foundByNow)); // by the step shown; the same list until there is one more
 
   // the step that was chosen, or now and then the newest, with everything that is shown of it
   moment: Asked<Moment>;
@@ -56,7 +57,7 @@ export class Session {
     const { step = null, metrics = {}, layers = [] } = this.moment.data ?? {};
     return step === null ? null : frameOf({ step, metrics }, layers);
   });
-  frame = $derived(this.live && this.past?.step !== this.newest?.step ? this.newest : this.past);
+  frame = $derived(this.live && this.newest && this.past?.step !== this.newest.step ? this.newest : this.past);
 
   constructor() {
     let moment: Asked<Moment> | undefined;
@@ -72,9 +73,8 @@ export class Session {
 
   get marks(): Mark[] {
     const marks: Mark[] = this.loud.filter((one) => one.step !== null).map((one) => ({ step: one.step!, kind: "finding", label: `step ${one.step}: ${one.summary}` }));
-    const known = new Set(this.hits.map((hit) => hit.step));
-    for (const one of this.breakpoints) {
-      if (one.last_hit_step !== null && !known.has(one.last_hit_step)) marks.push(hitMark(one.last_hit_step, one.layer_name));
+    for (const { step, what, file, source } of this.run?.checkpoints ?? []) {
+      marks.push({ step, kind: "checkpoint", label: `step ${step}: checkpoint ${what}${file ? ` (${file})` : ""}${source ? `, ${source}` : ""}` });
     }
     return [...marks, ...this.hits];
   }
@@ -154,19 +154,15 @@ export class Session {
     const verdict = await ask<Verdict>(this.path("/api/verdict")).catch(() => null);
     const found = await ask<{ findings: Finding[] }>(this.path("/api/findings")).catch(() => null);
     if (name !== this.name || !verdict || !found) return;
-    if (verdict.state !== this.verdict?.state) this.say(`Verdict: ${verdict.state}. ${verdict.headline}`);
+    if (verdict.state !== this.verdict?.state) this.said = `Verdict: ${verdict.state}. ${verdict.headline}`;
     this.verdict = verdict;
     this.findings = found.findings;
   }
 
   async readBreakpoints(): Promise<void> {
     if (!this.where.attached) return;
-    try {
-      const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint"));
-      this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
-    } catch {
-      this.breakpoints = []; // no training process: there are none
-    }
+    const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint")).catch(() => ({})); // no training process: none
+    this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
   }
 
   // -- the stream -----------------------------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ export class Session {
       void this.readBreakpoints();
     } else if (message.type === "finding") {
       const known = message.finding && this.findings.some((one) => one.id === message.finding?.id);
-      if (message.finding && !known && message.finding.severity !== "info") this.say(`Found: ${message.finding.summary}`);
+      if (message.finding && !known && message.finding.severity !== "info") this.said = `Found: ${message.finding.summary}`;
       if (!known || message.withdrawn) void this.readVerdict();
     }
   }
@@ -197,9 +193,9 @@ export class Session {
     const before = this.where;
     this.where = now;
     if (now.state === "paused" && (before.state !== "paused" || before.layer !== now.layer || before.step !== now.step)) {
-      this.say(`Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`);
+      this.said = `Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`;
       void this.readBreakpoints();
-    } else if (now.state !== before.state) this.say(`The run is ${now.state}`);
+    } else if (now.state !== before.state) this.said = `The run is ${now.state}`;
     if (before.state !== now.state && this.over) void this.readRun().then(() => this.readVerdict());
     if (now.step !== undefined && now.step !== null) this.grow(Math.max(now.step, this.lastStep ?? 0));
   }
@@ -238,14 +234,10 @@ export class Session {
     this.go({ step: step === null ? null : Math.min(Math.max(0, Math.round(step)), last) });
   }
 
-  select(layer: string): void {
-    this.go({ layer });
-  }
-
   nextLayer(by: number): void {
     const at = this.names.indexOf(this.layer ?? "");
     const next = this.names[Math.min(Math.max(at + by, 0), this.names.length - 1)];
-    if (next) this.select(next);
+    if (next) this.go({ layer: next });
   }
 
   nextFinding(): void {
@@ -255,9 +247,9 @@ export class Session {
     else this.tell("No finding to go to");
   }
 
-  async control(verb: "pause" | "continue" | "step", unit?: "layer" | "step"): Promise<void> {
+  async control(verb: "pause" | "continue" | "step" | "abort", unit?: "layer" | "step"): Promise<void> {
     if (!this.where.attached) return this.tell("No training process is attached to this run", true);
-    if ((verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
+    if (verb !== "abort" && (verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
     // the stream tells the new state: the one in the answer may be older than what it has told already
     await this.act(async () => (await send<{ message: string }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {})).message);
   }
@@ -273,15 +265,15 @@ export class Session {
     }
   }
 
-  addBreakpoint = (layer: string, condition: string | null, group: string | null = null) => this.#edit("POST", "", { layer_name: layer, condition, group });
-  changeBreakpoint = (id: number, change: Partial<Breakpoint>) => this.#edit("PATCH", `/${id}`, change);
-  switchGroup = (group: string, enabled: boolean) => this.#edit("PATCH", "/group", { group, enabled });
-  removeBreakpoint = (id: number) => this.#edit("DELETE", `/${id}`, {});
-
-  async #edit(method: "POST" | "PATCH" | "DELETE", which: string, body: object): Promise<boolean> {
+  /** Adds, changes or removes a breakpoint; `which` is the rest of the route. */
+  async edit(method: "POST" | "PATCH" | "DELETE", which: string, body: object = {}): Promise<boolean> {
     const done = await this.act(async () => (await send<{ message: string }>(method, this.path(`/api/breakpoint${which}`), body)).message);
     await this.readBreakpoints();
     return done;
+  }
+
+  breakAt(layer: string): Promise<boolean> {
+    return this.edit("POST", "", { layer_name: layer });
   }
 
   setTheme(theme: "dark" | "light", keep = true): void {
@@ -290,13 +282,10 @@ export class Session {
     if (keep) localStorage.setItem("neuraldbg.theme", theme);
   }
 
-  say = (text: string): void => void (this.said = text);
-  tell = (text: string, bad = false): void => void (this.told = { text, bad });
-}
-
-/** The first so many. */
-function foundBy(findings: Finding[], count: number): Finding[] {
-  return [...findings].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)).slice(0, count);
+  tell(text: string, bad = false): void {
+    const mine = (this.told = { text, bad });
+    setTimeout(() => this.told === mine && (this.told = null), TOLD_MS);
+  }
 }
 
 function hitMark(step: number, layer: string | null): Mark {

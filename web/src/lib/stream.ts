@@ -1,4 +1,5 @@
 /** The WebSocket: messages as they come, and again after a lost connection. */
+import { held } from "./report";
 import type { Finding, Frame, Num, Where } from "./types";
 
 export type Message =
@@ -46,6 +47,7 @@ export function listen(run: string | null, listener: Listener): () => void {
   let wait = FIRST_WAIT_MS;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let over = false;
+  if (held) return () => undefined; // nothing changes any more
   const open = () => {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     socket = new WebSocket(`${scheme}://${location.host}/api/events${run ? `?run=${encodeURIComponent(run)}` : ""}`);
