@@ -118,10 +118,7 @@ class TorchCapture:
         registered = guard.shield("module tree")(tree.child_registered)
         handle(torch_module.register_module_module_registration_hook(_returning_none(registered, self.core)))
         self.patches.replace(torch_module, "_has_any_global_hook", partial(_foreign_global_hooks))
-        handle(torch_module.register_module_forward_pre_hook(self.passes.pre_hook))
-        after = torch_module.register_module_forward_hook(self.passes.post_hook, with_kwargs=True, always_call=True)
-        handle(after)
-        self.patches.undo(torch_module._global_forward_hooks_with_kwargs.pop, after.id, None)  # torch leaves it behind
+        self.passes.hooks.install(self.patches)
 
     def _install_optimizer_hooks(self) -> None:
         handle, replace = self.patches.handle, self.patches.replace
@@ -253,6 +250,7 @@ class TorchCapture:
         for notices in (*watchers, self.backward.before_backward, self.backward.after_backward, *observers):
             notices.clear()
         self.core.moments.clear()
+        self.core.steady.clear()
         self.watchers.clear()
 
     def forget(self) -> None:

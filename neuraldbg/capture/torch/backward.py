@@ -110,7 +110,7 @@ class BackwardWatch:
             self._record_loss(loss, source)
             if core.sampling or source not in self._known:
                 self._record_anatomy(loss, source)
-        for notice in core.moments.backward_begun:
+        for notice in core.heard.backward_begun:
             notice(loss, source)
         end = now_ns()
         core.own_ns += end - start
@@ -124,7 +124,7 @@ class BackwardWatch:
         loss = _loss_of(tensors)
         if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
-        for notice in (*self.after_backward, *core.moments.backward_done):
+        for notice in (*self.after_backward, *core.heard.backward_done):
             notice(loss)
         core.own_ns += now_ns() - end
 

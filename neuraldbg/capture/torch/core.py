@@ -22,6 +22,7 @@ from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
+RARELY = 16  # steps after which also those are told that only full steps concern
 now_ns: Callable[[], int] = time.perf_counter_ns
 
 
@@ -85,20 +86,32 @@ class Core:
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
     moments: Moments = field(default_factory=Moments)
+    steady: Moments = field(default_factory=Moments)  # of them, those that look at every step
     kinds: frozenset[Kind] = EVERYTHING  # statistics of layers that are taken after the first updates
     stops: Any = None  # Stops, where a gate is wired in
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
         self.device.set_aside = self.budget.set_aside
+        self.heard = self.moments  # who is told in the current step
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
             self._measured
         )
 
-    def take_part(self, moment: str, place: str, notice: Callable[..., None]) -> None:
-        """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave."""
+    def take_part(self, moment: str, place: str, notice: Callable[..., None], *, rarely: bool = False) -> None:
+        """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave. `rarely`: it has
+        nothing to do but on full steps, on the one after each (to forget what it saw) and now and then."""
         guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
-        getattr(self.moments, moment).append(guard(notice))
+        guarded = guard(notice)
+        getattr(self.moments, moment).append(guarded)
+        if not rarely:
+            getattr(self.steady, moment).append(guarded)
+
+    def step_begins(self) -> None:
+        """Who is told of what happens until the next update."""
+        budget = self.budget
+        rare = budget.full or budget.last_was_full or self.recorder.step % RARELY == 0
+        self.heard = self.moments if rare else self.steady
 
     def wants(self, kind: Kind) -> bool:
         """Whether this statistic of a layer is taken in the current step, if it is a full one."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
+from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import LayerWatch
 from neuraldbg.capture.torch.passes import (
     CLONE_BYTES,
@@ -49,6 +50,7 @@ class PassWatch:
         self.current: deque[Pass] = deque()  # passes since the last update, with their records
         self.light: deque[Pass] = deque()  # the others
         shield = core.guard.shield
+        self.hooks = ModuleHooks(self.pre_hook, self.post_hook)
         self.layers = LayerWatch(core, self._hook)
         self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.layers.seen)
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
@@ -71,8 +73,10 @@ class PassWatch:
         stack = local.stack
         self.calls += 1
         if local.own_pass is None:
-            local.own_pass = self.begin(module, args, sys._getframe(1))
+            own = local.own_pass = self.begin(module, args, sys._getframe(1))
             local.pass_depth = len(stack)
+            if own is not None and not own.sampled and self._only_ends_matter(own):
+                self.hooks.step_aside(module)
         own = local.own_pass
         mark = core.device.mark() if own is not None and own.sampled else None
         stack.append((module, now_ns(), core.own_ns, mark))
@@ -109,8 +113,15 @@ class PassWatch:
             stops.layer_ran(module, own_pass, (args, *rest), duration)
         if depth == 0:
             local.own_pass = None
+            self.hooks.come_back()
             if own_pass is not self.ignored:
                 self.end(own_pass, (args, *rest))
+
+    def _only_ends_matter(self, own: Pass) -> bool:
+        """Whether nobody asks about the layers inside; another thread's pass would begin unseen meanwhile."""
+        core = self.core
+        stops = core.stops
+        return core.trainers < 2 and own is not self.ignored and (stops is None or not stops.gate.at_layers)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -141,7 +152,7 @@ class PassWatch:
         self._write_pass(one, grad, training, digest)
         if core.recording and grad and root is not None:
             self._keep(one, module, root, (args, kwargs))
-        for notice in core.moments.pass_begun:
+        for notice in core.heard.pass_begun:
             notice(one, root, args, kwargs)
         one.entered = ()
         one.start_ns = now_ns()
@@ -213,7 +224,7 @@ class PassWatch:
             times = (one.start_ns, start - one.start_ns - core.ours_since(one.own_before))
             core.recorder.span(one.model.site, one.phase, times, pass_id=one.id)
         if finished:
-            for notice in core.moments.pass_ended:
+            for notice in core.heard.pass_ended:
                 notice(one, one.model.ref(), rest[:2], rest[2])
         core.own_ns += now_ns() - start
 

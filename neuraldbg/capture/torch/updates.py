@@ -152,6 +152,7 @@ class UpdateWatch:
         local.in_step = optimizer
         local.stack.clear()  # a KeyboardInterrupt inside a forward leaves entries behind
         local.own_pass = None
+        self.passes.hooks.come_back()
         self._began(optimizer)
 
     def post_hook(self, optimizer: Optimizer, *_: Any) -> None:
@@ -182,7 +183,7 @@ class UpdateWatch:
             self.sweep.note_missing(one.site, owned(optimizer))
         for notice in self.before_update:
             notice()
-        for begun in core.moments.update_begun:
+        for begun in core.heard.update_begun:
             begun(optimizer, one)
         local.step_start = now_ns()
         core.own_ns += local.step_start - begin
@@ -204,7 +205,7 @@ class UpdateWatch:
         if local.kept is not None:
             self.sweep.after(local.kept)
             local.kept = None
-        for notice in core.moments.update_done:
+        for notice in core.heard.update_done:
             notice(optimizer, one)
         one.updates += 1
         self.stepped += 1
@@ -264,6 +265,7 @@ class UpdateWatch:
         core.own_ns += end - begin
         core.budget.step_done(wall_ns=end - started, own_ns=core.own_ns)
         core.own_ns = 0
+        core.step_begins()
         self.step_started = end
 
     def _resources(self) -> None:

@@ -85,9 +85,9 @@ class GradientFlow:
         self._waiting: deque[tuple[Reading, Then]] = deque()  # what happened, in order
         self._followed = 0
         core = self.core
-        core.take_part("backward_begun", "old gradients", self._backward_begun)
-        core.take_part("backward_done", "new gradients", self._backward_done)
-        core.take_part("update_begun", "gradients of an update", self._update_begun)
+        core.take_part("backward_begun", "old gradients", self._backward_begun, rarely=True)
+        core.take_part("backward_done", "new gradients", self._backward_done, rarely=True)
+        core.take_part("update_begun", "gradients of an update", self._update_begun, rarely=True)
         core.take_part("update_done", "gradients after an update", self._update_done)
         core.take_part("ending", "gradients at the end", self._ending)
         self._source = -1
@@ -197,6 +197,10 @@ class GradientFlow:
         if flow is None:
             return
         flow.updates += 1
+        if not (self.core.sampling or self._waiting):
+            flow.applied += 1  # nothing was read, so nothing is known of what was applied
+            flow.judged, flow.content, flow.last = None, None, ()
+            return
         reading = self._read(optimizer) if self.core.sampling else UNREAD
         made_inside, flow.inside = flow.inside > 0 and self.core.sampling, 0
         done = partial(self._applied, flow, known.site, self.core.recorder.step, made_inside=made_inside)

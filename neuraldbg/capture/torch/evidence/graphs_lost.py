@@ -59,7 +59,7 @@ class LostGradients:
             ("update_begun", self._update),
             ("ending", self._ending),
         ):
-            self.core.take_part(moment, "lost gradients", notice)
+            self.core.take_part(moment, "lost gradients", notice, rarely=True)
 
     def _all(self) -> list[tuple[Optimizer, Waiting]]:
         for optimizer, _ in self._updates.optimizers.items():

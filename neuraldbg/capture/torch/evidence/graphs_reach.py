@@ -49,7 +49,7 @@ class GraphReach:
         self._most_old = 0
         self._inputs: dict[int, bool] = {}  # pass -> its inputs have a graph
         core = self.core
-        core.take_part("pass_ended", "inputs with a graph", self._pass_ended)
+        core.take_part("pass_ended", "inputs with a graph", self._pass_ended, rarely=True)
         core.take_part("backward_begun", "reach of a backward", self._backward)
         core.take_part("update_done", "updates between backwards", self._updated)
 

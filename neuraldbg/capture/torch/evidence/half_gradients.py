@@ -30,8 +30,8 @@ class HalfGradients:
         self.passes = capture.passes
         self._left = LOOKS
         self._loss: list[tuple[str, Tensor, Tensor]] = []
-        self.core.take_part("backward_begun", "half gradients", self._begun)
-        self.core.take_part("update_begun", "half gradients", self._update_begun)
+        self.core.take_part("backward_begun", "half gradients", self._begun, rarely=True)
+        self.core.take_part("update_begun", "half gradients", self._update_begun, rarely=True)
 
     def _pass(self) -> Pass | None:
         if not self._left or not self.core.sampling or self.core.recorder.step > LAST_LOOK:

@@ -110,7 +110,8 @@ class LossInputs:
             ("update_done", self._update_done),
             ("ending", self._ending),
         ):
-            self.core.take_part(moment, "loss inputs", notice)
+            rarely = moment in ("pass_ended", "update_done")
+            self.core.take_part(moment, "loss inputs", notice, rarely=rarely)
 
     # -- on the way --------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Network:
         self._looks: dict[int, int] = {}
         self._next: dict[int, float] = {}
         self._places: dict[tuple[Any, ...], Place] = {}
-        self.core.take_part("backward_begun", "activations", self._begun)
+        self.core.take_part("backward_begun", "activations", self._begun, rarely=True)
         self.core.take_part("ending", "activations", self._end)
 
     def _begun(self, loss: Tensor | None, source: int) -> None:

@@ -32,7 +32,7 @@ class Positions:
         self._known: dict[int, dict[str, Any]] = {}
         self.core.on_layer.append(self.core.guard.shield("position embeddings")(self._layer))
         for moment, notice in (("pass_begun", self._begun), ("pass_ended", self._ended), ("ending", self._ending)):
-            self.core.take_part(moment, "positions", notice)
+            self.core.take_part(moment, "positions", notice, rarely=moment == "pass_ended")
 
     def _begun(self, one: Pass, _root: Any, args: Any, kwargs: Any) -> None:
         ids = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and _is_tokens(t)), None)

@@ -55,7 +55,7 @@ class ScoreTerms:
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
         self._looks: dict[int, int] = {}
-        self.core.take_part("backward_begun", "score terms", self._begun)
+        self.core.take_part("backward_begun", "score terms", self._begun, rarely=True)
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
         core = self.core
