@@ -96,6 +96,11 @@ class SamplingBudget:
             self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)
 
     @property
+    def starting(self) -> bool:
+        """Whether these are the first steps of a training: they are looked at in every way."""
+        return self.steps < self._full_until
+
+    @property
     def bare_ns(self) -> float | None:
         """A step without us, as it has been lately."""
         return self._bare.value

@@ -223,6 +223,7 @@ class TorchCapture:
         self._close_books()
         overhead = self.overhead()
         self.core.on = False
+        self.passes.quick.close()
         self.recursion.close()
         self.patches.close()
         self._let_go()
@@ -246,7 +247,7 @@ class TorchCapture:
         """Somebody may keep a function of ours for good (`from torch.autograd import grad`, Dynamo's tables): not us
         with it."""
         watchers = (self.updates.on_update, self.updates.before_update, self.passes.before_pass)
-        observers = (self.core.on_layer, self.core.on_gradient)
+        observers = (self.core.on_layer, self.core.on_gradient, self.core.on_look)
         for notices in (*watchers, self.backward.before_backward, self.backward.after_backward, *observers):
             notices.clear()
         self.core.moments.clear()

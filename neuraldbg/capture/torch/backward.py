@@ -101,14 +101,14 @@ class BackwardWatch:
         start = now_ns()
         for check in self.before_backward:
             check()
-        if self.since_update == 0 and core.sampling:
+        if self.since_update == 0 and core.looking:
             self._look_for_old_gradients()
         source = core.recorder.source(3)
         loss = _loss_of(tensors)
         core.recorder.call(Call.BACKWARD, self.loss_site, source=source)
         if loss is not None:
             self._record_loss(loss, source)
-            if core.sampling or source not in self._known:
+            if core.looking or source not in self._known:
                 self._record_anatomy(loss, source)
         for notice in core.heard.backward_begun:
             notice(loss, source)
@@ -168,7 +168,7 @@ class BackwardWatch:
                 terms=[[term.kind, term.fed_by, term.reduction] for term in anatomy.terms[:16]],
                 passes=sorted(anatomy.passes)[:64],
             )
-        if self.core.sampling:
+        if self.core.looking:
             self._loss_inputs(anatomy)
 
     def _loss_inputs(self, anatomy: LossAnatomy) -> None:

@@ -22,7 +22,7 @@ from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
-RARELY = 16  # steps after which also those are told that only full steps concern
+RARELY = 16  # steps: where every one is measured, evidence is gathered in one of so many after the first
 now_ns: Callable[[], int] = time.perf_counter_ns
 
 
@@ -85,6 +85,7 @@ class Core:
     recording: bool = True  # keep passes so that they can be run again
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
+    on_look: list[Callable[..., None]] = field(default_factory=list)  # (layer, pass, values), in steps that are looked at
     moments: Moments = field(default_factory=Moments)
     steady: Moments = field(default_factory=Moments)  # of them, those that look at every step
     kinds: frozenset[Kind] = EVERYTHING  # statistics of layers that are taken after the first updates
@@ -94,13 +95,16 @@ class Core:
     def __post_init__(self) -> None:
         self.device.set_aside = self.budget.set_aside
         self.heard = self.moments  # who is told in the current step
+        self.looking = self.budget.full  # whether evidence is gathered in it, beyond statistics
+        self._looked_at = 0
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
             self._measured
         )
 
     def take_part(self, moment: str, place: str, notice: Callable[..., None], *, rarely: bool = False) -> None:
         """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave. `rarely`: it has
-        nothing to do but on full steps, on the one after each (to forget what it saw) and now and then."""
+        nothing to do but in steps that are looked at, in the one after each (to forget what it saw) and now and
+        then."""
         guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
         guarded = guard(notice)
         getattr(self.moments, moment).append(guarded)
@@ -109,9 +113,11 @@ class Core:
 
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
-        budget = self.budget
-        rare = budget.full or budget.last_was_full or self.recorder.step % RARELY == 0
-        self.heard = self.moments if rare else self.steady
+        budget, step, before = self.budget, self.recorder.step, self.looking
+        self.looking = budget.full and (budget.starting or step - self._looked_at >= RARELY)
+        if self.looking:
+            self._looked_at = step
+        self.heard = self.moments if self.looking or before or step % RARELY == 0 else self.steady
 
     def wants(self, kind: Kind) -> bool:
         """Whether this statistic of a layer is taken in the current step, if it is a full one."""

@@ -27,7 +27,7 @@ class ModuleHooks:
         self._before = before
         self._after = after
         self._ids = (-1, -1)
-        self._away = False
+        self._away = self._replaced = False
         self._carrier: weakref.ref[nn.Module] | None = None
         self._waiter = _Waiter(self)
 
@@ -45,7 +45,7 @@ class ModuleHooks:
         change, nor once anything was compiled: Dynamo's graphs are bound to the hooks that were there."""
         if self._carrier is not None:
             self._unhang()
-        if self._away or len(_PRE) != 1 or len(_POST) != 1 or isinstance(module, _LOOKS_AT_HOOKS) or _compiled():
+        if self._away or not alone() or isinstance(module, _LOOKS_AT_HOOKS) or compiled():
             return
         number = self._ids[1]
         if _PRE.pop(self._ids[0], None) is None or _POST.pop(number, None) is None:
@@ -59,10 +59,18 @@ class ModuleHooks:
 
     def come_back(self) -> None:
         """Also after a forward that was interrupted, from wherever we are called next."""
-        if not self._away:
-            return
-        self._return()
-        self._unhang()
+        if self._replaced:
+            self._replaced = False
+            self._return()
+        if self._away:
+            self._return()
+            self._unhang()
+
+    def let(self, before: Any, after: Any) -> None:
+        """Other hooks take the place of ours until the pass ends."""
+        if self._ids[0] in _PRE and self._ids[1] in _POST:
+            self._replaced = True
+            _PRE[self._ids[0]], _POST[self._ids[1]] = before, after
 
     def _return(self) -> None:
         self._away = False
@@ -114,6 +122,16 @@ class _Waiter:
         return (_Waiter, ())
 
 
-def _compiled() -> bool:
+def alone() -> bool:
+    """Whether no hooks but ours are in torch's tables."""
+    return len(_PRE) == 1 and len(_POST) == 1
+
+
+def compiled() -> bool:
+    """Whether torch.compile was ever called in this process."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
-    return frames is not None and getattr(frames, "FRAME_COUNTER", 1) > 0
+    if frames is not None and getattr(frames, "FRAME_COUNTER", 1) > 0:
+        return True
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", None)  # None stands among them for what is never compiled
+    return isinstance(backends, dict) and any(one is not None for one in list(backends.values()))

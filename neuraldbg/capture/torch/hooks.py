@@ -29,6 +29,7 @@ from neuraldbg.capture.torch.passes import (
     output_digest,
     tensors,
 )
+from neuraldbg.capture.torch.quick import QuickLayers
 from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.records import Call, Kind
 
@@ -51,7 +52,9 @@ class PassWatch:
         self.light: deque[Pass] = deque()  # the others
         shield = core.guard.shield
         self.hooks = ModuleHooks(self.pre_hook, self.post_hook)
-        self.layers = LayerWatch(core, self._hook)
+        self.quick = QuickLayers(core, self)
+        self.layers = LayerWatch(core, self._hook, self.quick)
+        self.quick_begins = shield("layers by C")(self.quick.begin)
         self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.layers.seen)
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
@@ -75,8 +78,8 @@ class PassWatch:
         if local.own_pass is None:
             own = local.own_pass = self.begin(module, args, sys._getframe(1))
             local.pass_depth = len(stack)
-            if own is not None and not own.sampled and self._only_ends_matter(own):
-                self.hooks.step_aside(module)
+            if own is not None and own is not self.ignored:
+                self._who_looks(own, module)
         own = local.own_pass
         mark = core.device.mark() if own is not None and own.sampled else None
         stack.append((module, now_ns(), core.own_ns, mark))
@@ -117,11 +120,16 @@ class PassWatch:
             if own_pass is not self.ignored:
                 self.end(own_pass, (args, *rest))
 
-    def _only_ends_matter(self, own: Pass) -> bool:
-        """Whether nobody asks about the layers inside; another thread's pass would begin unseen meanwhile."""
+    def _who_looks(self, own: Pass, module: nn.Module) -> None:
+        """Into the pass that begins: C where it can, nobody where nobody asks about layers (another thread's pass would
+        begin unseen meanwhile), else our own hooks."""
         core = self.core
         stops = core.stops
-        return core.trainers < 2 and own is not self.ignored and (stops is None or not stops.gate.at_layers)
+        if own.sampled:
+            if self.quick_begins(own):
+                self.hooks.let(self.quick.before, self.quick.after)
+        elif core.trainers < 2 and (stops is None or not stops.gate.at_layers):
+            self.hooks.step_aside(module)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -141,7 +149,8 @@ class PassWatch:
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
         sampled = core.sampling and core.budget.pass_in_full(core.own_ns, start)
-        one = Pass(self.count, layer.model, layer, core.recorder.step, grad, start, source, sampled)
+        looked = sampled and core.looking
+        one = Pass(self.count, layer.model, layer, core.recorder.step, grad, start, source, sampled, looked)
         self.count += 1
         layer.model.passes += 1
         kwargs = frame.f_locals.get("kwargs") or {}
@@ -166,7 +175,7 @@ class PassWatch:
 
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
-        if one.sampled and few_items(inputs):
+        if one.looked and few_items(inputs):
             self._record(one, module, root, inputs)
         elif (all(isinstance(item, Tensor) for item in inputs[0]) and not inputs[1]) or few_items(inputs, LIGHT_ITEMS):
             one.light = LightRecord(*inputs)
@@ -204,6 +213,7 @@ class PassWatch:
         """`rest` = args, kwargs, output; without kwargs when the forward raised."""
         core = self.core
         start = now_ns()
+        self.quick.settle()
         finished = len(rest) == 3
         if not one.grad:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)

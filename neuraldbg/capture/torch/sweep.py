@@ -26,8 +26,9 @@ def owned(optimizer: Optimizer) -> Iterable[Tensor]:
 class Sweep:
     """Runs before and after `optimizer.step()` on sampled steps; in between steps only the gradient norm is watched."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, quick: Any) -> None:
         self.core = core
+        self.quick = quick
         self._missing: dict[int, frozenset[int]] = {}
         self.keep_norms = False
         self.norms: dict[int, tuple[Tensor, int, int]] = {}  # of the last update: site -> norm, elements, dimensions
@@ -45,11 +46,14 @@ class Sweep:
         return found
 
     @torch.no_grad()
-    def before(self, parameters: Iterable[Tensor]) -> _Kept:
+    def before(self, parameters: Iterable[Tensor], *, norm_too: bool = False) -> _Kept:
         kept: _Kept = []
         room = COPY_BYTES
         found = self.sites(parameters)
-        self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
+        if not norm_too or not self._gradients_by_c(found, rows=True):
+            if norm_too:
+                self.watch_norm(p for _, p in found)
+            self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
         for site, parameter in found:
             room -= parameter.numel() * parameter.element_size()
             copied = parameter.detach().clone() if room >= 0 and parameter.layout == torch.strided else None
@@ -59,6 +63,8 @@ class Sweep:
     @torch.no_grad()
     def after(self, kept: _Kept) -> None:
         kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
+        if self.quick.c is not None:
+            kept = self.quick.moved(kept)
         pairs = [(parameter, parameter if before is None else before) for _, parameter, before in kept]
         left: _Kept = []
         for one, rows in zip(kept, moved_each(pairs), strict=True):
@@ -88,6 +94,23 @@ class Sweep:
         if self._missing.get(key, frozenset()) != missing:
             self._missing[key] = missing
             self.core.recorder.fact("missing_gradients", optimizer=key, parameter_sites=sorted(missing))
+
+    def _gradients_by_c(self, found: list[tuple[int, Tensor]], *, rows: bool) -> bool:
+        """Statistics of all gradients and their norm in one call; False where that is not the whole of it."""
+        if self.quick.c is None or self.keep_norms or self.core.tree.unwanted:
+            return False
+        start = now_ns()
+        if any(p.is_cuda for _, p in found) or any(p.grad is not None and not _counted(p.grad) for _, p in found):
+            return False
+        norm, left = self.quick.gradients(found, rows=rows)
+        if left and rows:
+            self._stats_of_all([(site, p.grad) for site, p in left if p.grad is not None], Kind.GRADIENT)
+        if left:
+            self.watch_norm(p for _, p in found)
+        elif any(p.grad is not None for _, p in found):
+            self.core.recorder.scalar("grad_norm", norm)
+            self.core.budget.watch_cost(now_ns() - start)
+        return True
 
     @torch.no_grad()
     def watch_norm(self, parameters: Iterable[Tensor]) -> None:
@@ -143,6 +166,11 @@ class Sweep:
 
     def _write(self, site: int, kind: Kind, measured: Measured, step: int | None = None) -> None:
         self.core.recorder.stats(site, (kind, Phase.UPDATE, 0, -1), measured, step=step)
+
+
+def _counted(gradient: Tensor) -> bool:
+    """Whether it is part of the norm of all gradients."""
+    return gradient.is_floating_point() and gradient.element_size() > 1
 
 
 def _dense_or_listed(gradient: Tensor) -> bool:

@@ -43,7 +43,7 @@ class UpdateWatch:
         self.core = core
         self.passes = passes
         self.backward = backward
-        self.sweep = Sweep(core)
+        self.sweep = Sweep(core, passes.quick)
         self.optimizers: IdentityTable[Known] = IdentityTable()
         self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
@@ -176,10 +176,11 @@ class UpdateWatch:
         one = self.known(optimizer)
         if one.unknown and one.updates < 3:
             self._introduce(optimizer, one)  # its model has been called meanwhile
-        if core.budget.watching:
-            self.sweep.watch_norm(owned(optimizer))
         if core.sampling:
-            local.kept = self.sweep.before(owned(optimizer))
+            local.kept = self.sweep.before(owned(optimizer), norm_too=core.budget.watching)
+        elif core.budget.watching:
+            self.sweep.watch_norm(owned(optimizer))
+        if core.looking:
             self.sweep.note_missing(one.site, owned(optimizer))
         for notice in self.before_update:
             notice()
@@ -249,7 +250,7 @@ class UpdateWatch:
         if self.step_started is not None:
             recorder.scalar("step_time_s", (begin - self.step_started - core.own_ns) / 1e9)  # less what is ours
         started = self.step_started or begin
-        if core.sampling:
+        if core.looking:
             self._resources()
         if self.backward.since_update:
             self.accumulation[self.backward.since_update] += 1

@@ -25,7 +25,7 @@ class AccumulationWindows:
         self.core.take_part("update_done", "accumulation windows", self._updated, rarely=True)
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
-        if not self.core.sampling or self._written >= MOST_WINDOWS or loss is None or loss.grad_fn is None:
+        if not self.core.looking or self._written >= MOST_WINDOWS or loss is None or loss.grad_fn is None:
             return
         if len(self._window) < MOST_BACKWARDS:
             self._window.append({"source": source, **_factors(loss.grad_fn)})

@@ -58,7 +58,7 @@ class KeptGraphs:
 
     def _updated(self, *_: Any) -> None:
         step = self.core.recorder.step
-        if len(self._alive) < _FIRST_LOOK or not (self.core.sampling or step % _EVERY == 0):
+        if len(self._alive) < _FIRST_LOOK or not (self.core.looking or step % _EVERY == 0):
             return
         old = self._old(step)
         self.core.recorder.scalar("graphs_kept", float(old))

@@ -59,12 +59,12 @@ class GraphReach:
             self._inputs.clear()
 
     def _pass_ended(self, one: Pass, _: Any, inputs: Any, __: Any) -> None:
-        if one.sampled and one.grad:
+        if one.looked and one.grad:
             self._inputs[one.id] = any(tensor.requires_grad for tensor in tensors(inputs))
 
     def _backward(self, loss: Tensor | None, source: int) -> None:
         self._number += 1
-        if loss is None or loss.grad_fn is None or not self.core.sampling:
+        if loss is None or loss.grad_fn is None or not self.core.looking:
             return
         self._walks += 1
         reach = walk(loss.grad_fn, (self._number, self.core.recorder.step), self._limit)

@@ -34,7 +34,7 @@ class HalfGradients:
         self.core.take_part("update_begun", "half gradients", self._update_begun, rarely=True)
 
     def _pass(self) -> Pass | None:
-        if not self._left or not self.core.sampling or self.core.recorder.step > LAST_LOOK:
+        if not self._left or not self.core.looking or self.core.recorder.step > LAST_LOOK:
             return None
         return next(
             (one for one in reversed(self.passes.current.copy()) if one.record is not None and _is_half(one)), None

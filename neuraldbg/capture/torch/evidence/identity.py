@@ -71,13 +71,13 @@ class Ownership:
             self._stepped[optimizer] = True
             for parameter in owned(optimizer):
                 self._was_trained[parameter] = True
-        elif not (self.core.sampling and (known.updates <= 4 or _power_of_two(known.updates))):
+        elif not (self.core.looking and (known.updates <= 4 or _power_of_two(known.updates))):
             return
         self._look()
 
     def _backward(self, _: Any) -> None:
         """Where nothing ever steps, backwards are all there is."""
-        if not self.core.recorder.step and _power_of_two(self.core.backwards) and self.core.sampling:
+        if not self.core.recorder.step and _power_of_two(self.core.backwards) and self.core.looking:
             self._look()
 
     def _loaded(self, owner: Any, *_: Any) -> None:

@@ -35,7 +35,7 @@ class Rounding:
 
     def _begun(self, optimizer: Any, _: Any) -> None:
         self._kept = []
-        if self.core.sampling and self._facts and _moves(optimizer) and not _compensates(optimizer):
+        if self.core.looking and self._facts and _moves(optimizer) and not _compensates(optimizer):
             self._keep(optimizer)
 
     @torch.no_grad()
