@@ -133,5 +133,7 @@ def compiled() -> bool:
     if frames is not None and getattr(frames, "FRAME_COUNTER", 1) > 0:
         return True
     frames = sys.modules.get("torch._dynamo.eval_frame")
-    backends = getattr(frames, "cached_backends", None)  # None stands among them for what is never compiled
-    return isinstance(backends, dict) and any(one is not None for one in list(backends.values()))
+    backends: dict[int, Any] = getattr(frames, "cached_backends", {})
+    if len(backends) < 2 and id(None) in backends:
+        return False  # stands for what is never compiled: optimizers ask for that
+    return any(one is not None for one in list(backends.values()))

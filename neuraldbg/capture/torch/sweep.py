@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.kernels.host import measured_each, moved_each
 from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.earlier import TURN_BYTES, EarlierValues
 from neuraldbg.capture.torch.stats import Measured, measurable, plain
 from neuraldbg.records import Kind, Phase
 
-COPY_BYTES = 2**30  # of parameters that may be copied to measure an update; above it only the first ones are
+TOO_LARGE = f"updates of parameters above {TURN_BYTES >> 20} MB are not measured under a budget (--budget full does)"
 _Kept = list[tuple[int, Tensor, Tensor | None]]  # site, parameter, value before the step
 
 
@@ -29,6 +30,8 @@ class Sweep:
     def __init__(self, core: Core, quick: Any) -> None:
         self.core = core
         self.quick = quick
+        self._earlier = EarlierValues(under_budget=core.budget.share is not None)
+        self._told = False
         self._missing: dict[int, frozenset[int]] = {}
         self.keep_norms = False
         self.norms: dict[int, tuple[Tensor, int, int]] = {}  # of the last update: site -> norm, elements, dimensions
@@ -47,18 +50,16 @@ class Sweep:
 
     @torch.no_grad()
     def before(self, parameters: Iterable[Tensor], *, norm_too: bool = False) -> _Kept:
-        kept: _Kept = []
-        room = COPY_BYTES
         found = self.sites(parameters)
         if not norm_too or not self._gradients_by_c(found, rows=True):
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
-        for site, parameter in found:
-            room -= parameter.numel() * parameter.element_size()
-            copied = parameter.detach().clone() if room >= 0 and parameter.layout == torch.strided else None
-            kept.append((site, parameter, copied))
-        return kept
+        before = self._earlier.take([parameter for _, parameter in found])
+        if self._earlier.too_large and not self._told:
+            self._told = True
+            self.core.recorder.note("info", TOO_LARGE)
+        return [(site, parameter, copied) for (site, parameter), copied in zip(found, before, strict=True)]
 
     @torch.no_grad()
     def after(self, kept: _Kept) -> None:

@@ -40,7 +40,7 @@ class KeptGraphs:
         self._look_at = _FIRST_LOOK
         core = self.core
         core.take_part("pass_ended", "graphs of passes", self._pass_ended)
-        core.take_part("update_done", "graphs alive", self._updated)
+        core.take_part("update_done", "graphs alive", self._updated, rarely=True)
         core.take_part("ending", "graphs alive at the end", self._ending)
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:

@@ -50,8 +50,8 @@ class GraphReach:
         self._inputs: dict[int, bool] = {}  # pass -> its inputs have a graph
         core = self.core
         core.take_part("pass_ended", "inputs with a graph", self._pass_ended, rarely=True)
-        core.take_part("backward_begun", "reach of a backward", self._backward)
-        core.take_part("update_done", "updates between backwards", self._updated)
+        core.take_part("backward_begun", "reach of a backward", self._backward, rarely=True)
+        core.take_part("update_done", "updates between backwards", self._updated, rarely=True)
 
     def _updated(self, optimizer: Optimizer, _: Any) -> None:
         self._last_update[optimizer] = self._number
@@ -63,7 +63,7 @@ class GraphReach:
             self._inputs[one.id] = any(tensor.requires_grad for tensor in tensors(inputs))
 
     def _backward(self, loss: Tensor | None, source: int) -> None:
-        self._number += 1
+        self._number = self.core.backwards + 1
         if loss is None or loss.grad_fn is None or not self.core.looking:
             return
         self._walks += 1

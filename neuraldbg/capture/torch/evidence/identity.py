@@ -59,8 +59,8 @@ class Ownership:
         self._facts = 0
         self._looks = 0
         core = self.core
-        core.take_part("update_begun", "owners of parameters", self._update)
-        core.take_part("backward_done", "owners of parameters before an update", self._backward)
+        core.take_part("update_begun", "owners of parameters", self._update, rarely=True)
+        core.take_part("backward_done", "owners of parameters before an update", self._backward, rarely=True)
         core.take_part("loaded", "loaded parameters", self._loaded)
         core.take_part("ending", "owners of parameters at the end", self._look)
 
