@@ -53,7 +53,7 @@ typedef struct {
     int known;
     call stack[DEEPEST];
     int depth, above_depth;
-    int64_t step, own;
+    int64_t step, own, largest, read; /* tensors above `largest` bytes are left out; bytes of those that were not */
     int32_t pass;
     char phase, with_gradient, wants_activation, wants_gradient;
     unsigned long owner;
@@ -209,6 +209,15 @@ static void measure_plain(job *one)
         PyEval_RestoreThread(released);
 }
 
+static int not_too_large(watch *of, const job *one)
+{
+    int64_t bytes = one->count * WIDTH[one->dtype];
+    if (bytes > of->largest)
+        return 0;
+    of->read += bytes;
+    return 1;
+}
+
 static layer *layer_of(watch *of, PyObject *module)
 {
     size_t place = ((size_t)(uintptr_t)module >> 4) * 0x9E3779B1u;
@@ -257,7 +266,7 @@ static PyObject *gradient_arrived(PyObject *self, PyObject *const *args, size_t 
     if (mine->leaf)
         charge_backward(of, now);
     int plain = read_plain(of, args[0], &one);
-    if (plain == 1) {
+    if (plain == 1 && not_too_large(of, &one)) {
         measure_plain(&one);
         put_stats(of, mine->site, GRADIENT, BACKWARD, mine->pass, &one.now);
     } else if (plain == 0) {
@@ -332,7 +341,7 @@ static int write_layer(watch *of, PyObject *module, PyObject *output, const call
                  end - begun->start - (of->own - begun->own), one.count * WIDTH[one.dtype]);
     if (!from->watched)
         return 1;
-    if (of->wants_activation) {
+    if (of->wants_activation && not_too_large(of, &one)) {
         measure_plain(&one);
         put_stats(of, from->site, ACTIVATION, of->phase, of->pass, &one.now);
     }

@@ -165,15 +165,19 @@ static PyObject *watch_learn(PyObject *self, PyObject *args)
     Py_RETURN_TRUE;
 }
 
-PyDoc_STRVAR(begin_doc, "begin(step, pass_id, phase, depth, with_gradient, wants_activation, wants_gradient): a pass");
+PyDoc_STRVAR(begin_doc, "begin(step, pass_id, phase, depth, with_gradient, wants_activation, wants_gradient,\n"
+                        "largest): a pass; tensors above so many bytes are left out");
 
 static PyObject *watch_begin(PyObject *self, PyObject *args)
 {
     watch *of = (watch *)self;
     long long step;
     int pass, phase, depth, with_gradient, activation, gradient;
-    if (!PyArg_ParseTuple(args, "Liiippp", &step, &pass, &phase, &depth, &with_gradient, &activation, &gradient))
+    long long largest;
+    if (!PyArg_ParseTuple(args, "LiiipppL", &step, &pass, &phase, &depth, &with_gradient, &activation, &gradient,
+                          &largest))
         return NULL;
+    of->largest = largest;
     of->step = step;
     of->pass = pass;
     of->phase = (char)phase;
@@ -192,6 +196,14 @@ static PyObject *watch_own(PyObject *self, PyObject *ignored)
     int64_t own = of->own;
     of->own = 0;
     return PyLong_FromLongLong(own);
+}
+
+static PyObject *watch_bytes(PyObject *self, PyObject *ignored)
+{
+    watch *of = (watch *)self;
+    int64_t read = of->read;
+    of->read = 0;
+    return PyLong_FromLongLong(read);
 }
 
 PyDoc_STRVAR(arrived_doc, "arrived(site, pass_id, now) -> a gradient that Python looks at: its time is charged as any");
@@ -342,6 +354,7 @@ static PyMethodDef watch_methods[] = {
     {"learn", watch_learn, METH_VARARGS, learn_doc},
     {"begin", watch_begin, METH_VARARGS, begin_doc},
     {"take_own_ns", watch_own, METH_NOARGS, "Nanoseconds spent here since the last time."},
+    {"take_bytes", watch_bytes, METH_NOARGS, "Bytes of outputs and their gradients read since the last time."},
     {"arrived", watch_arrived, METH_VARARGS, arrived_doc},
     {"backward_ended", watch_backward_ended, METH_NOARGS, "Charge the rest of the backward to the last layer."},
     {"forget", watch_forget, METH_NOARGS, "No layer is known any more."},

@@ -195,6 +195,7 @@ class TorchCapture:
         return {
             "ratio": (budget.own_ns + dispatch) / bare if bare > 0 else None,
             "ratio_after_start": None if later is None else later + extra,
+            "measured": None if budget.measured is None else list(budget.measured),
             "sampled_steps": budget.sampled,
             "total_steps": budget.steps,
             "own_s": budget.own_ns / 1e9,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -90,6 +91,8 @@ class Core:
     steady: Moments = field(default_factory=Moments)  # of them, those that look at every step
     kinds: frozenset[Kind] = EVERYTHING  # statistics of layers that are taken after the first updates
     stops: Any = None  # Stops, where a gate is wired in
+    largest: int = sys.maxsize  # bytes of a tensor whose statistics are taken in the current step
+    read_bytes: int = 0  # of the tensors whose statistics were
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -117,6 +120,10 @@ class Core:
         self.looking = budget.full and (budget.starting or step - self._looked_at >= RARELY)
         if self.looking:
             self._looked_at = step
+        if budget.last_was_full and self.largest == sys.maxsize:
+            budget.read_bytes = self.read_bytes
+        self.read_bytes = 0
+        self.largest = sys.maxsize if budget.large_bytes is None else budget.large_bytes
         self.heard = self.moments if self.looking or before or step % RARELY == 0 else self.steady
 
     def wants(self, kind: Kind) -> bool:

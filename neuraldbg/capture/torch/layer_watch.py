@@ -88,9 +88,13 @@ class LayerWatch:
             self.core.device.elapsed(marks[0], marks[1], deliver)
 
     def stats(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
-        recorder = self.core.recorder
+        core, recorder = self.core, self.core.recorder
+        size = tensor.numel() * tensor.element_size() if _sized(tensor) else 0
+        if size > core.largest:
+            return
+        core.read_bytes += size
         step = recorder.step
-        self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
+        core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
 
     def _watch_gradient(self, tensor: Tensor, layer: Layer, slot: int, one: Pass) -> None:
         core = self.core
@@ -167,3 +171,7 @@ class LayerWatch:
             source=self.core.recorder.frames.line(4) or known.source,
             flops=flops_of(module, entered, first),
         )
+
+
+def _sized(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested

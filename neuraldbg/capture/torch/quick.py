@@ -58,7 +58,7 @@ class QuickLayers:
         if self.c is None or not one.sampled or one.looked or not self._fits():
             return False
         wants = (core.wants(Kind.ACTIVATION), core.wants(Kind.GRADIENT))
-        self.c.begin(one.step, one.id, PHASE_CODE[one.phase], 1, one.grad, *wants)
+        self.c.begin(one.step, one.id, PHASE_CODE[one.phase], 1, one.grad, *wants, core.largest)
         self.one = one
         return True
 
@@ -78,6 +78,7 @@ class QuickLayers:
         if self.c is None:
             return
         self.core.own_ns += self.c.take_own_ns()
+        self.core.read_bytes += self.c.take_bytes()
         if self.c.error is not None:
             error, self.one = self.c.error, None
             self.close()
