@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -43,9 +44,33 @@ OURS = (
 )
 
 
+COVERS = {  # of the peers
+    "naive": "4 statistics of outputs, their gradients and parameters, by hand",
+    "detect_anomaly": "NaN in backward only",
+    "profiler": "times of operators; no values, and what comes after the step is not counted",
+    "wandb": "histograms of parameters and gradients only (offline)",
+    "tensorboard": "histograms of parameters and gradients only",
+    "underflow_overflow": "largest and smallest magnitude of weights, inputs and outputs; no gradients",
+    "neuraldbg_1_3_2": "transitions of norms (another project's, of the same name)",
+}
+IN_TORCH = ("naive", "detect_anomaly", "profiler")
+
+
+def peers(python: str | None, old_python: str | None) -> list[Arm]:
+    """Those that are installed where we were told to look."""
+    found = [Arm(name, COVERS[name], peer=name) for name in IN_TORCH]
+    if python:
+        found += [
+            Arm(name, COVERS[name], peer=name, python=python) for name in ("wandb", "tensorboard", "underflow_overflow")
+        ]
+    if old_python:
+        found.append(Arm("neuraldbg_1_3_2", COVERS["neuraldbg_1_3_2"], peer="neuraldbg_1_3_2", python=old_python))
+    return found
+
+
 class Trainer:
-    """A started arm. Its CPU time is read at the end of every turn, so that what its threads do while others have
-    theirs counts too."""
+    """A started arm. Between its turns the whole process is stopped: threads that work by the clock (the one that writes
+    the trace, the one that reads the machine's resources) would else have all the others' time for it."""
 
     def __init__(self, arm: Arm, program: str) -> None:
         self.arm = arm
@@ -88,8 +113,10 @@ class Trainer:
         return {**kept, "PYTHONPATH": root if self.arm.neural is not None else "", "WANDB_MODE": "offline"}
 
     def _turn(self, steps: int) -> tuple[int, int, int]:
+        os.kill(self.pid, signal.SIGCONT)
         self._talk.write(f"{steps}\n")
         answer = self._talk.readline().split()
+        os.kill(self.pid, signal.SIGSTOP)
         if len(answer) != 3:
             raise RuntimeError(f"{self.arm.name} ended early:\n{self.said()}")
         return int(answer[0]), int(answer[1]), int(answer[2])
@@ -116,11 +143,13 @@ class Trainer:
         return Path(self._log.name).read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
+        """Not waited for: experiments and the verdict come after the run and are no part of the comparison."""
+        with suppress(psutil.Error):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                child.kill()
+        self._process.kill()
+        self._process.wait()
         self._talk.close()
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
         self._log.close()
         self._folder.cleanup()
 

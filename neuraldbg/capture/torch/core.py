@@ -23,7 +23,7 @@ from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
-RARELY = 16  # steps: where every one is measured, evidence is gathered in one of so many after the first
+RARELY = 16  # steps: where every one is measured, evidence is gathered in ever fewer, down to one of so many
 now_ns: Callable[[], int] = time.perf_counter_ns
 
 
@@ -117,7 +117,7 @@ class Core:
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
         budget, step, before = self.budget, self.recorder.step, self.looking
-        self.looking = budget.full and (budget.starting or step - self._looked_at >= RARELY)
+        self.looking = budget.full and (budget.starting or step - self._looked_at >= min(RARELY, step // RARELY))
         if self.looking:
             self._looked_at = step
         if budget.last_was_full and self.largest == sys.maxsize:

@@ -37,6 +37,7 @@ HASHED_ELEMENTS = 2**20  # of outputs that are hashed
 OPEN_PASSES = 4096  # grad-mode passes that may wait for their backward
 RECORDED_BYTES = 64 * 2**20  # of their inputs and buffers
 RECORDED_PASSES = 64  # passes of the current step that are kept for running again
+RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 LIGHT_ITEMS = 64  # in the arguments of a pass that is kept lightly
 ARRIVED_BYTES = 4 * 2**20  # gradient of an output that is kept until the update
 
@@ -175,7 +176,7 @@ class PassWatch:
 
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
-        if one.looked and few_items(inputs):
+        if (one.looked or (one.sampled and one.step < RECORDED_STEPS)) and few_items(inputs):
             self._record(one, module, root, inputs)
         elif (all(isinstance(item, Tensor) for item in inputs[0]) and not inputs[1]) or few_items(inputs, LIGHT_ITEMS):
             one.light = LightRecord(*inputs)
