@@ -22,10 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import growth  # noqa: E402
-import page  # noqa: E402
-from arms import BARE, CONTROL, OURS, peers  # noqa: E402
-from pairs import Outcome, compare  # noqa: E402
+import growth
+import page
+from arms import BARE, CONTROL, OURS, peers
+from pairs import Outcome, compare
 
 TURNS = {"mlp": (20, 300), "resnet": (1, 24), "gpt": (1, 24)}  # steps of a turn, and before the first
 SHORT_PAIRS = 12

@@ -69,8 +69,8 @@ def peers(python: str | None, old_python: str | None) -> list[Arm]:
 
 
 class Trainer:
-    """A started arm. Between its turns the whole process is stopped: threads that work by the clock (the one that writes
-    the trace, the one that reads the machine's resources) would else have all the others' time for it."""
+    """A started arm. Between its turns the whole process is stopped: threads that work by the clock (one writes the
+    trace, one reads the machine's resources) would else have all the others' time for it."""
 
     def __init__(self, arm: Arm, program: str) -> None:
         self.arm = arm

@@ -57,7 +57,7 @@ def memory(*, steps: int, say: Callable[[str], None]) -> dict[str, float]:
     that was seen between steps, and the difference of the peaks."""
     with ExitStack() as stack:
         bare, ours = (stack.enter_context(Trainer(arm, "gpt2")) for arm in (BARE, DEFAULT))
-        own = {trainer: 0 for trainer in (bare, ours)}
+        own = dict.fromkeys((bare, ours), 0)
         for _ in range(steps):
             for trainer in own:
                 trainer.steps(1)

@@ -71,7 +71,8 @@ def write() -> None:
     text = [
         "# What watching costs",
         "",
-        "Made by `python benchmarks/overhead --write` from `benchmarks/overhead/results.json`; its docstring says how it is measured.",
+        "Made by `python benchmarks/overhead --write` from `benchmarks/overhead/results.json`; its docstring says how",
+        "it is measured.",
         "",
         _conditions(results),
         "",
@@ -127,7 +128,7 @@ def _read(results: dict[str, Any]) -> list[str]:
     viewers = [
         arm["viewer"] for program in results.get("programs", {}).values() for arm in program.values() if arm["viewer"]
     ]
-    lines = ["\\* does not count: the control does not cover 1.00, or an interval is wider than 1 % to each side.", ""]
+    lines = ["\\* does not count: control misses 1.00, or an interval is wider than 1 % to each side.", ""]
     if viewers:
         lines += [f"The viewer beside it took {min(viewers):.1%} to {max(viewers):.1%} of a core (headless).", ""]
     memory = results.get("memory")
@@ -146,7 +147,14 @@ def _growth(results: dict[str, Any]) -> list[str]:
         points = results["layers"]
         plot(DOCS / "overhead-layers.svg", points, "layers", "microseconds added to a step, every step in full")
         each = [f"{value / count:.1f} us at {count:,.0f}" for count, value, *_ in points]
-        lines += ["## With layers", "", "![cost by layers](overhead-layers.svg)", "", f"Per layer: {', '.join(each)}.", ""]
+        lines += [
+            "## With layers",
+            "",
+            "![cost by layers](overhead-layers.svg)",
+            "",
+            f"Per layer: {', '.join(each)}.",
+            "",
+        ]
     if results.get("steps"):
         points = results["steps"]
         plot(DOCS / "overhead-steps.svg", points, "steps made", "watched over bare, two layers, default budget")
@@ -163,7 +171,7 @@ def plot(file: Path, points: list[list[float]], along: str, up: str) -> None:
     dots = [(across(x), upward(y)) for x, y in zip(xs, ys, strict=True)]
     path = " ".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(dots))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<path d="M{left} 30V{low}H{width - 20}" fill="none" stroke="#888"/>',
         f'<path d="{path}" fill="none" stroke="#1668c7" stroke-width="2"/>',

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
-
 from arms import Arm, Trainer
 
 RESAMPLES = 2000

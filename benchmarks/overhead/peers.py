@@ -1,4 +1,4 @@
-"""Other tools around the same step, each with what its own pages show and at every step; run in a venv that has them."""
+"""Other tools around the same step, each as its own pages show it and at every step; in a venv that has them."""
 
 from __future__ import annotations
 

@@ -127,7 +127,8 @@ def test_a_nan_is_counted_and_the_norm_of_the_gradients_says_so(tmp_path: Path) 
     rows = rows_of(tmp_path, QUICK)
     assert any(row["nan_count"] for (_, kind, _, _), row in rows.items() if kind == KIND_CODE[Kind.ACTIVATION])
     last = [row["value"] for row in table(tmp_path, "scalars", QUICK) if row["path"] == "grad_norm"]
-    assert len(last) == 1 and math.isnan(last[0])
+    assert len(last) == 1
+    assert math.isnan(last[0])
 
 
 def test_a_forward_that_raises_leaves_our_hooks_in_place(tmp_path: Path) -> None:
@@ -154,7 +155,9 @@ def test_a_forward_that_raises_leaves_our_hooks_in_place(tmp_path: Path) -> None
             train(model, 2)
             assert capture.core.recorder.step == QUICK + 2
             assert not model._forward_hooks
-        assert not model._forward_hooks and not dispatch._PRE and not dispatch._POST
+        assert not model._forward_hooks
+        assert not dispatch._PRE
+        assert not dispatch._POST
 
 
 def test_layers_of_a_pass_that_is_not_measured_are_called_without_hooks(tmp_path: Path) -> None:
@@ -171,7 +174,8 @@ def test_layers_of_a_pass_that_is_not_measured_are_called_without_hooks(tmp_path
     model = Asking()
     with watching(tmp_path, budget=1e-9):
         train(model, QUICK)
-    assert model.found[0] == (1, 1) and model.found[-1] == (0, 0)
+    assert model.found[0] == (1, 1)
+    assert model.found[-1] == (0, 0)
     assert copy.deepcopy(model)._forward_hooks == {}
 
 

@@ -370,7 +370,7 @@ static PyObject *after_layer(PyObject *self, PyObject *const *args, size_t given
     call begun = of->stack[at];
     int done = write_layer(of, args[0], args[3], &begun, end);
     if (done == 0 && of->missed) {
-        PyObject *told = PyObject_CallFunction(of->missed, "OLLOOOi", args[0], (long long)begun.start,
+        PyObject *told = PyObject_CallFunction(of->missed, "O(LL)(OOO)i", args[0], (long long)begun.start,
                                                (long long)(end - begun.start - (of->own - begun.own)), args[1],
                                                args[2], args[3], of->above_depth + at);
         Py_XDECREF(told);

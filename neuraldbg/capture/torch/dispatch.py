@@ -1,8 +1,8 @@
 """Where torch finds our module hooks, and how it gets by without them in passes of which only the ends matter.
 
 A module that is called while any global hook exists takes torch's long way, 2 us and more for each layer. Outside of
-passes our hooks must be there: that is how a pass is noticed. In a pass that is not measured only its end is waited for:
-the hooks are taken out of torch's tables until then, and the module that was called carries the one that waits.
+passes our hooks must be there: that is how a pass is noticed. In a pass that is not measured only its end is waited
+for: the hooks are out of torch's tables until then, and the module that was called carries the one that waits.
 """
 
 from __future__ import annotations

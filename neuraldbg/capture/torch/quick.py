@@ -93,12 +93,12 @@ class QuickLayers:
 
     # -- what C could not read -----------------------------------------------------------------------------------------
 
-    def _missed(self, module: nn.Module, start: int, took: int, args: Any, kwargs: Any, out: Any, depth: int) -> None:
+    def _missed(self, module: nn.Module, times: tuple[int, int], values: Any, depth: int) -> None:
         one, core = self.one, self.core
         if one is None or self.c is None:
             return
         own = core.own_ns
-        self.passes.layers.seen(module, one, (start, took, None), (args, kwargs, out), depth)
+        self.passes.layers.seen(module, one, (*times, None), values, depth)
         core.own_ns = own  # C counts the time of this call
         layer = core.tree.layers.get(module)
         if layer is None or layer.wrapper:

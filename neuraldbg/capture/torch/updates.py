@@ -19,6 +19,7 @@ from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.loss import leaves_of
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.capture.torch.tree import REBUILT_APART
 from neuraldbg.records import Call, Phase, SiteKind
@@ -288,7 +289,7 @@ class UpdateWatch:
         mine = {id(parameter) for optimizer in optimizers for parameter in owned(optimizer)}
         found = [p for _, p in self.core.tree.trainable() if p.grad is not None and id(p) not in mine]
         if not found and not mine and loss is not None and self.core.tree.only is None:
-            found = [leaf for leaf in _leaves_of(loss) if leaf.grad is not None]
+            found = [leaf for leaf in leaves_of(loss) if leaf.grad is not None]
             for leaf in found:
                 self.core.tree.adopt_leaf(leaf)
         return sorted(found, key=Tensor.numel)[:2]
@@ -360,24 +361,6 @@ def _head(tensor: Tensor) -> Tensor:
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
     head = tensor.detach().reshape(-1)[:_FINGERPRINT]
     return head if bits is None else head.view(bits)
-
-
-def _leaves_of(loss: Tensor) -> list[Tensor]:
-    """Trainable leaf tensors that a loss depends on (the graph is walked, not held)."""
-    node = loss.grad_fn
-    if node is None:
-        return []
-    seen, stack, found = {node}, [node], []
-    while stack and len(seen) < 10_000:
-        current = stack.pop()
-        variable = getattr(current, "variable", None)
-        if isinstance(variable, Tensor):
-            found.append(variable)
-        for child, _ in current.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
-    return found
 
 
 def _number(value: Any) -> float:
