@@ -42,6 +42,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/queries.py
 	$(BIN)/python benchmarks/kernels.py --rounds 7 --dtypes float32 bfloat16
 	$(BIN)/python benchmarks/step_cost.py --rounds 4
+	$(BIN)/python benchmarks/overhead --short --arms default full off
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches

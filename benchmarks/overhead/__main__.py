@@ -1,7 +1,7 @@
 """What watching costs, on this machine, beside other tools that capture less.
 
-python benchmarks/overhead [--short] [--pairs 200] [--programs mlp resnet gpt] [--arms default full off ...]
-                           [--peers PYTHON] [--old PYTHON] [--growth] [--memory] [--write]
+python benchmarks/overhead [--short] [--pairs 200] [--seconds S] [--programs mlp resnet gpt]
+                           [--arms default full off ...] [--peers PYTHON] [--old PYTHON] [--growth] [--memory] [--write]
 
 Each arm is a process of its own that takes its steps on command; bare is one that never imported neuraldbg. They take
 turns in the order A B C ... C B A, which makes one pair of each with the bare one. The figure is the CPU time of the
@@ -16,6 +16,7 @@ are at most 1 % to each side. The first updates, which are watched in full, come
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help=f"{SHORT_PAIRS} pairs of the MLP: whether it still works")
     parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further pair is begun")
     parser.add_argument("--programs", nargs="*", default=list(TURNS))
     parser.add_argument("--arms", nargs="*", help="of all; by default ours and the peers that are there")
     parser.add_argument("--peers", metavar="PYTHON")
@@ -58,8 +60,8 @@ def main() -> None:
     if chosen.arms is not None:
         arms = [arm for arm in arms if arm.name in chosen.arms]
     for program in chosen.programs:
-        steps, warm = TURNS[program]
-        outcome = compare(program, [BARE, *arms, CONTROL], pairs=chosen.pairs, steps=steps, warm=warm, say=say)
+        compared = [BARE, *arms, CONTROL]
+        outcome = compare(program, compared, pairs=chosen.pairs, turn=TURNS[program], seconds=chosen.seconds, say=say)
         show(outcome)
         page.keep(outcome, found) if chosen.write else None
     if chosen.write:

@@ -134,8 +134,8 @@ def _read(results: dict[str, Any]) -> list[str]:
     memory = results.get("memory")
     if memory:
         lines += [
-            f"Memory at the size of GPT-2 (124 M parameters) under the default budget: {memory['uss_mb']:.0f} MB of its "
-            f"own (USS) more between steps, {memory['peak_mb']:.0f} MB more at the peak.",
+            f"Memory at the size of GPT-2 (124 M parameters) under the default budget: {memory['uss_mb']:.0f} MB "
+            f"of its own (USS) more between steps, {memory['peak_mb']:.0f} MB more at the peak.",
             "",
         ]
     return lines

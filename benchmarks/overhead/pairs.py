@@ -56,9 +56,11 @@ class Outcome:
 
 
 def compare(
-    program: str, arms: Sequence[Arm], *, pairs: int, steps: int, warm: int, say: Callable[[str], None]
+    program: str, arms: Sequence[Arm], *, pairs: int, turn: tuple[int, int], seconds: float, say: Callable[[str], None]
 ) -> Outcome:
-    """The first of `arms` is the bare one. `warm` steps come first and are not counted."""
+    """The first of `arms` is the bare one. `turn` = steps of one, and how many come first and are not counted. After
+    `seconds` no further pair is begun."""
+    steps, warm = turn
     taken: dict[str, list[float]] = {arm.name: [] for arm in arms}
     with ExitStack() as stack:
         trainers = [stack.enter_context(Trainer(arm, program)) for arm in arms]
@@ -67,6 +69,8 @@ def compare(
         viewers = {trainer.arm.name: trainer.viewer_cpu_s() for trainer in trainers}
         began = time.monotonic()
         for number in range(pairs):
+            if number > 3 and time.monotonic() - began > seconds:
+                break
             spent = dict.fromkeys(taken, 0.0)
             for trainer in (*trainers, *reversed(trainers)):
                 spent[trainer.arm.name] += trainer.steps(steps)

@@ -105,8 +105,8 @@ class Core:
         )
 
     def take_part(self, moment: str, place: str, notice: Callable[..., None], *, rarely: bool = False) -> None:
-        """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave. `rarely`: it has
-        nothing to do but in steps that are looked at, in the one after each (to forget what it saw) and now and
+        """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave. `rarely`: it
+        has nothing to do but in steps that are looked at, in the one after each (to forget what it saw) and now and
         then."""
         guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
         guarded = guard(notice)
