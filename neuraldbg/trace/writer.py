@@ -107,8 +107,7 @@ class TraceWriter:
         self._closed = self._stop = False
         self._wake = threading.Event()
         self._ballast = self.directory / "ballast"
-        self._interval_s = self._watched_every_s = flush_interval_s
-        self._watched_until_s = 0.0
+        self._interval_s, self._watched = flush_interval_s, (flush_interval_s, 0.0)  # how often, until when
         self._thread: threading.Thread | None = None
         self._sources: list[Callable[[TraceWriter], None]] = []
         self._draining = 0  # the thread that is in a source now
@@ -172,14 +171,14 @@ class TraceWriter:
     def watched(self, every_s: float) -> None:
         """Somebody watches who would see what is new this often: for a moment the thread writes at that pace, where its
         own is slower."""
-        before, now = self._watched_until_s, time.monotonic()
-        self._watched_every_s, self._watched_until_s = max(every_s, SOONEST_S), now + WATCHED_S
-        if before < now and every_s < self._interval_s:
+        (_, until_s), now = self._watched, time.monotonic()
+        self._watched = max(every_s, SOONEST_S), now + WATCHED_S
+        if until_s < now and every_s < self._interval_s:
             self._wake.set()  # it sleeps at its own pace
 
     def _turn_s(self) -> float:
-        is_watched = time.monotonic() < self._watched_until_s
-        return min(self._interval_s, self._watched_every_s) if is_watched else self._interval_s
+        every_s, until_s = self._watched
+        return min(self._interval_s, every_s) if time.monotonic() < until_s else self._interval_s
 
     def close(self) -> None:
         """Writes everything, ends the thread, closes the files. A second call does nothing."""

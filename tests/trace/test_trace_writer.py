@@ -58,7 +58,7 @@ def test_the_pace_of_who_watches_is_bounded_and_ends_with_him(tmp_path: Path, mo
         writer.watched(7200)
         assert writer._turn_s() == 3600
         writer.watched(0.1)
-        monkeypatch.setattr(writer, "_watched_until_s", time.monotonic() - 1)
+        monkeypatch.setattr(writer, "_watched", (0.1, time.monotonic() - 1))
         assert writer._turn_s() == 3600
 
 

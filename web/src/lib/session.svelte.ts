@@ -49,7 +49,7 @@ export class Session {
   over = $derived(this.where.state !== "running" && this.where.state !== "paused");
   loud = $derived(this.findings.filter((one) => one.severity !== "info"));
   #foundByNow = $derived(this.loud.filter((one) => (one.step ?? 0) <= this.step).length);
-  found = $derived(this.#foundByNow ? foundBy(this.loud, this.#foundByNow) : []); // by the step shown; the same list until there is one more
+  found = $derived([...this.loud].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)).slice(0, this.#foundByNow)); // by the step shown; the same list until there is one more
 
   // the step that was chosen, or now and then the newest, with everything that is shown of it
   moment: Asked<Moment>;
@@ -286,11 +286,6 @@ export class Session {
     const mine = (this.told = { text, bad });
     setTimeout(() => this.told === mine && (this.told = null), TOLD_MS);
   }
-}
-
-/** The first so many. */
-function foundBy(findings: Finding[], count: number): Finding[] {
-  return [...findings].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)).slice(0, count);
 }
 
 function hitMark(step: number, layer: string | null): Mark {
