@@ -40,7 +40,7 @@ from neuraldbg.trace.findings import write_findings, write_verdict
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 FLAGS += ["--disable-sync", "--enable-precise-memory-info"]
-LIVE_WINDOWS, LIVE_WINDOW_S = 5, 4.0
+LIVE_WINDOWS, LIVE_WINDOW_S = 5, 8.0
 LIVE_RATE = 50  # steps a second
 BARS = {
     "usable": "2,000 ms",
@@ -305,7 +305,6 @@ def main() -> None:
             measure(browser, options.run or recorded(Path(folder), options.layers, options.steps), options.rounds)
         if options.only != "recorded":
             rates = updates(browser, Path(folder), options.layers)
-            print([round(r, 1) for r in rates])
             line(f"live, {options.layers} layers, {LIVE_RATE} steps/s", middle(rates), "/s", BARS["live"])
         line("page, gzip", f"{weight_kb():.1f}", "kB", BARS["weight"])
         browser.close()

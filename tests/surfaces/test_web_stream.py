@@ -84,6 +84,23 @@ def test_the_trainer_learns_how_often_a_page_looks_and_only_while_one_does(run_d
         assert set(told) == {0.125}
 
 
+def test_steps_whose_layers_were_not_measured_are_told_too(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run, serving(run.directory) as door:
+        site = run.module("fc", "Linear", run.model())
+        for step in range(3):
+            _one_step(run, site, step)
+        with stream(door) as page:
+            assert next_of(page, "frame")["step"] == 1
+            run.scalar("loss", 3, 1.5)
+            run.writer.flush()
+            assert next_of(page, "frame")["step"] == 2  # whole, now that the next one has begun
+            run.scalar("loss", 4, 2.0)
+            run.scalar("loss", 5, 2.5)
+            run.writer.flush()
+            told = next_of(page, "step")
+            assert (told["step"], told["last_step"], told["scalars"]["loss"]) == (4, 5, 2.0)
+
+
 def test_the_interval_holds_frames_back(tmp_path: Path) -> None:
     with made_run(tmp_path / "run") as run, ExitStack() as stack:
         doors = [stack.enter_context(serving(run.directory, interval_s=each)) for each in (0.02, 600)]

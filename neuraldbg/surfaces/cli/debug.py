@@ -101,7 +101,7 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
         return show_comparison(*options["compare"], as_json=options["as_json"])
     if target is None:
         raise UsageError("debug needs a target: neural debug train.py")
-    model = _model(target, options)
+    model = model_of(target, options)
     config = _config(options)
     for note in (*config.notes, *_idle_keys(config)):
         _note(note)
@@ -109,7 +109,7 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
     return _launch(target, args, config, options=options, live=bool((ctx.obj or {}).get("animations", True)))
 
 
-def _model(target: str, options: dict[str, Any]) -> Any:
+def model_of(target: str, options: dict[str, Any]) -> Any:
     """A `.neural` file, read and checked before anything is started; None for anything else."""
     if options["module"] or not target.endswith(DSL_SUFFIXES):
         for name in ("dataset", "network", "device"):

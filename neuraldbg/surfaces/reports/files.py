@@ -38,6 +38,10 @@ def parts(trace: Trace, run_dir: Path, form: str) -> Iterator[bytes]:
         from neuraldbg.surfaces.reports.page import html_parts
 
         return html_parts(run_dir)
+    if form in ("chrome", "speedscope"):
+        from neuraldbg.surfaces.reports.profile_files import text_of
+
+        return iter([text_of(trace, form).encode()])
     return csv_parts(trace) if form == "csv" else zip_parts(run_dir)
 
 

@@ -1,8 +1,8 @@
 """The stream: what changed, pushed to every page. A slow reader gets the newest frame and not all of them.
 
-To the page: `layers` (what the numbers of a frame stand for), `frame`, `state`, `hit`, `finding`; and under the names
-of the original server `state_change` and `execution_progress`. From the page: the original server's `{"command": ...}`,
-and after a lost connection `{"last_step": n}`.
+To the page: `layers` (what the numbers of a frame stand for), `frame`, `step` (between two frames), `state`, `hit`,
+`finding`; and under the names of the original server `state_change` and `execution_progress`. From the page: the
+original server's `{"command": ...}`, and after a lost connection `{"last_step": n}`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from neuraldbg.surfaces.web.answers import refusal
 from neuraldbg.surfaces.web.asking import Settings
 from neuraldbg.surfaces.web.original_routes import progress_of, status_of
 from neuraldbg.surfaces.web.runs import ServedRun, ServedRuns
+from neuraldbg.trace import Trace
 
 MOST_WAITING = 256
 STATE_S = 0.9  # changes are told at once; this is for a trainer that says nothing any more
@@ -36,16 +37,18 @@ router = APIRouter()
 
 
 class Box:
-    """What one page has yet to be sent: one frame, the newest, and the last so many of the rest."""
+    """What one page has yet to be sent: one frame, the newest, a step after it, and the last so many of the rest."""
 
     def __init__(self) -> None:
-        self._frame: Message | None = None
+        self._newest: dict[str, Message] = {}
         self._others: deque[Message] = deque(maxlen=MOST_WAITING)
         self._ready = asyncio.Event()
 
     def put(self, message: Message) -> None:
         if message["type"] == "frame":
-            self._frame = message
+            self._newest = {"frame": message}
+        elif message["type"] == "step":
+            self._newest["step"] = message
         else:
             self._others.append(message)
         self._ready.set()
@@ -54,9 +57,9 @@ class Box:
         while True:
             if self._others:
                 return self._others.popleft()
-            if self._frame is not None:
-                frame, self._frame = self._frame, None
-                return frame
+            for kind in ("frame", "step"):
+                if kind in self._newest:
+                    return self._newest.pop(kind)
             self._ready.clear()
             await self._ready.wait()
 
@@ -72,6 +75,7 @@ class Watch:
         self._layers: list[str] = []
         self._sites: list[Any] = []
         self._step: int | None = None
+        self._last: int | None = None
         self._findings: dict[str, Any] = {}
 
     def look(self) -> list[Message]:
@@ -104,15 +108,14 @@ class Watch:
 
     def _frame(self) -> list[Message]:
         with self.run.following() as trace:
-            step = data.settled_step(trace)
+            step, last = data.settled_step(trace), trace.last_step
             if step is None or step == self._step:
-                return []
+                return self._progress(trace, last)
             sites = data.frame_layers(trace)
             names = [trace.canonical(site) for site in sites]
             found = data.frame(trace, sites, step)
             scalars = data.latest_scalars(trace, step)
-            last = trace.last_step
-        self._step = step
+        self._step, self._last = step, last
         told: Message = {"type": "frame", "run": self.run.name, "step": step, "last_step": last}
         frame = {**told, "metrics": data.encoded(found), "scalars": scalars}
         if names == self._layers:
@@ -120,6 +123,14 @@ class Watch:
         self._layers = names
         metrics = list(data.FRAME_METRICS)
         return [{"type": "layers", "run": self.run.name, "layers": names, "metrics": metrics, "form": "float32"}, frame]
+
+    def _progress(self, trace: Trace, last: int | None) -> list[Message]:
+        """Between two steps whose layers were measured: how far the run is, and the series of the last whole step."""
+        if last is None or last == self._last:
+            return []
+        self._last, whole = last, last if trace.ended else max(last - 1, 0)
+        told: Message = {"type": "step", "run": self.run.name, "step": whole, "last_step": last}
+        return [{**told, "scalars": data.latest_scalars(trace, whole)}]
 
     def look_for_findings(self) -> list[Message]:
         """Apart from the rest: of a long run that nobody has analysed it takes a minute."""

@@ -171,9 +171,9 @@ export class Session {
     if (message.type === "layers") {
       this.#layers = message.layers;
       if (this.run && this.run.layers.length !== message.layers.length) void this.readRun();
-    } else if (message.type === "frame") {
-      this.newest = frameOf(message, this.#layers);
-      this.grow(message.last_step);
+    } else if (message.type === "frame" || message.type === "step") {
+      if (message.type === "frame") this.newest = frameOf(message, this.#layers);
+      this.grow(Math.max(message.last_step, this.lastStep ?? 0));
       const loss = real(message.scalars["loss"]);
       if (loss !== null && message.step > (this.losses.at(-1)?.step ?? -1)) {
         this.losses = [...this.losses.slice(0, this.settings.max_history - 1), { step: message.step, value: loss }];

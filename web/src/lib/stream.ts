@@ -5,6 +5,7 @@ import type { Finding, Frame, Num, Where } from "./types";
 export type Message =
   | { type: "layers"; layers: string[] }
   | { type: "frame"; step: number; last_step: number; metrics: Record<string, string>; scalars: Record<string, Num> }
+  | { type: "step"; step: number; last_step: number; scalars: Record<string, Num> } // between two frames
   | ({ type: "state" } & Where)
   | { type: "hit"; step: number; layer: string | null; breakpoints: number[] }
   | { type: "finding"; finding?: Finding; withdrawn?: string }
