@@ -46,7 +46,7 @@ class _Lane:
 
     def __init__(self, table: str, capacity: int, journal: GrowingFile) -> None:
         self.table = table
-        self.ring = Ring(TABLES[table], capacity)
+        self.ring = Ring(TABLES[table], _room(table, capacity))
         self.journal = journal
         self.journalled: NDArray[np.void] = np.empty(CONSOLIDATE_ROWS, TABLES[table])
         self.journalled_rows = 0
@@ -93,8 +93,7 @@ class TraceWriter:
         self._segments = GrowingFile(self.directory, "segment", about)
         self._facts_file = GrowingFile(self.directory, "facts", about)
         self._lanes = {
-            table: _Lane(table, _room(table, ring_rows), GrowingFile(self.directory, f"journal-{table}", about))
-            for table in TABLES
+            table: _Lane(table, ring_rows, GrowingFile(self.directory, f"journal-{table}", about)) for table in TABLES
         }
         self._segment_tally: dict[Path, dict[str, int]] = {}
         self._evicted: dict[str, int] = {}

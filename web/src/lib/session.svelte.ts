@@ -8,7 +8,6 @@ import type { Breakpoint, Finding, Frame, Moment, RunDetails, RunEntry, Series, 
 
 const NONE: Settings = { theme: "dark", refresh_s: 1, max_history: 1000, history: 100, charts: [], version: "" };
 const MOST_HITS = 1000;
-const TOLD_MS = 5000;
 const SLOWLY_S = 2; // panels that read much of the run follow it no faster
 const INSPECT: View[] = ["overview", "layer"]; // views with the inspector, and with the flame graph
 const TIME: View[] = ["overview", "performance", "execution-trace"];
@@ -284,7 +283,7 @@ export class Session {
 
   tell(text: string, bad = false): void {
     const mine = (this.told = { text, bad });
-    setTimeout(() => this.told === mine && (this.told = null), TOLD_MS);
+    setTimeout(() => this.told === mine && (this.told = null), 5000);
   }
 }
 
