@@ -54,6 +54,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/queries.py
 	$(BIN)/python benchmarks/kernels.py --rounds 7 --dtypes float32 bfloat16
 	$(BIN)/python benchmarks/step_cost.py --rounds 4
+	$(BIN)/python benchmarks/profile_cost.py --restarts 3 --pairs 5
+	$(BIN)/python benchmarks/profile_cost.py --calls
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches

@@ -117,7 +117,7 @@ class NeuralDbg(Reasons):
             on_gradient=(self._ring.saw_gradient,),
             gate=self._gate,
         )
-        self._gate.run_dir = self._run_dir
+        self._gate.run_dir, self._gate.watched_every = self._run_dir, writer.watched
         self._gate.prompt = None if find_prompt is None else find_prompt()
         self._capture = TorchCapture(lambda: writer, options)
         self._capture.updates.on_update.append(self._ring.step_done)

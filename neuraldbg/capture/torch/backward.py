@@ -102,16 +102,17 @@ class BackwardWatch:
     def _enter(self, tensors: Any) -> tuple[int, int]:
         core = self.core
         start = now_ns()
+        core.clock.backward_began(start)
         for check in self.before_backward:
             check()
-        if self.since_update == 0 and core.sampling:
+        if self.since_update == 0 and core.measuring:
             self._look_for_old_gradients()
         source = core.recorder.source(3)
         loss = _loss_of(tensors)
         core.recorder.call(Call.BACKWARD, self.loss_site, source=source)
         if loss is not None:
             self._record_loss(loss, source)
-            if core.sampling or source not in self._known:
+            if core.measuring or (core.statistics and source not in self._known):
                 self._record_anatomy(loss, source)
         for notice in core.moments.backward_begun:
             notice(loss, source)
@@ -122,6 +123,7 @@ class BackwardWatch:
     def _leave(self, tensors: Any, began: tuple[int, int] | None) -> None:
         core = self.core
         end = now_ns()
+        core.clock.backward_ended(end)
         core.backwards += 1
         self.since_update += 1
         loss = _loss_of(tensors)
@@ -171,7 +173,7 @@ class BackwardWatch:
                 terms=[[term.kind, term.fed_by, term.reduction] for term in anatomy.terms[:16]],
                 passes=sorted(anatomy.passes)[:64],
             )
-        if self.core.sampling:
+        if self.core.measuring:
             self._loss_inputs(anatomy)
 
     def _loss_inputs(self, anatomy: LossAnatomy) -> None:

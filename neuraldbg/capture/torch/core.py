@@ -15,6 +15,7 @@ from torch import Tensor
 from neuraldbg.capture.budget import FIRST_IN_FULL, SamplingBudget
 from neuraldbg.capture.focus import EVERYTHING
 from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.torch.clock import NoClock
 from neuraldbg.capture.torch.device import DeviceQueue
 from neuraldbg.capture.torch.moments import Moments
 from neuraldbg.capture.torch.recorder import Recorder
@@ -88,6 +89,8 @@ class Core:
     moments: Moments = field(default_factory=Moments)
     kinds: frozenset[Kind] = EVERYTHING  # statistics of layers that are taken after the first updates
     stops: Any = None  # Stops, where a gate is wired in
+    statistics: bool = True  # False: a full step is timed and nothing of it is measured
+    clock: NoClock = field(default_factory=NoClock)  # phases of a step, where a run is profiled
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -108,6 +111,11 @@ class Core:
     @property
     def sampling(self) -> bool:
         return self.budget.full
+
+    @property
+    def measuring(self) -> bool:
+        """Whether tensors of this step are looked into."""
+        return self.budget.full and self.statistics
 
     def measure(self, tensor: Tensor, site: int, deliver: Callable[[Measured], None]) -> None:
         """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured costs
