@@ -19,7 +19,7 @@ from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 GROUPS = 4
 IN_FULL = 21  # updates after which the budget rules
-SETTINGS = ((1024, 4, 32), (512, 4, 64), (2048, 8, 32), (2048, 4, 16), (1024, 8, 64))  # block, warps, blocks a piece
+SETTINGS = ((512, 4, 64), (1024, 4, 32), (2048, 8, 32), (2048, 4, 16), (1024, 8, 64))  # block, warps, blocks a piece
 
 
 def steps(size: Size, count: int) -> int:
@@ -113,7 +113,7 @@ def _no_sync(size: Size, results: Results, training: Training) -> None:
 
 
 def _same_losses(size: Size, results: Results, *, compiled: bool) -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
 
     def losses() -> list[Tensor]:
         return Training(size, compiled=compiled).run(steps(size, 6))
@@ -161,7 +161,7 @@ def compiled(size: Size, results: Results, *, inexact: bool = False) -> None:
     """One session for all arms, since what is compiled under it is watched by it: switched off it runs the graph
     without taps. Under deterministic algorithms throughout."""
     results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # it would slow the bare step
     with watched(None, inexact_taps=inexact) as (capture, run):
         training = Training(size, compiled=True)

@@ -17,7 +17,7 @@ from neuraldbg.capture.kernels.elements import WIDTH, Element
 from neuraldbg.capture.kernels.host import CODES, fills_its_memory
 
 PARTIALS: Final = 2**17  # pieces that may wait for their rows: 8 MB
-BLOCK: Final = 1024  # words of 8 bytes that a program reads at a time
+BLOCK: Final = 512  # words of 8 bytes that a program reads at a time
 PIECE: Final = 32 * 1024  # words of a program in all
 SMALL: Final = 4  # times smaller are the pieces of what would else leave most of the device idle
 MANY: Final = 1024  # pieces that keep a device busy
@@ -54,6 +54,8 @@ class DevicePass:
         self._jobs: list[Job] = []
 
     def room_for(self, tensors: Sequence[Tensor]) -> bool:
+        if len(tensors) == 1:
+            return self._used + _pieces(tensors[0], self._piece_of(tensors)) <= PARTIALS
         groups: dict[torch.dtype, list[Tensor]] = {}
         for tensor in tensors:
             groups.setdefault(tensor.dtype, []).append(tensor)

@@ -106,7 +106,7 @@ class DeviceQueue:
         tensors = [tensor for tensor, _ in wanted]
         if not tensors or not all(tensor.is_cuda and readable(tensor) for tensor in (*tensors, *less)):
             return False
-        if len({tensor.device for tensor in (*tensors, *less)}) > 1 or not all(map(_alike, tensors, less or tensors)):
+        if len({tensor.device for tensor in (*tensors, *less)}) > 1 or (less and not all(map(_alike, tensors, less))):
             return False
         buffer = self._room(tensors[0].device, len(tensors))
         fused = None if buffer is None else buffer.fused
