@@ -56,6 +56,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/step_cost.py --rounds 4
 	$(BIN)/python benchmarks/profile_cost.py --restarts 3 --pairs 5
 	$(BIN)/python benchmarks/profile_cost.py --calls
+	$(BIN)/python benchmarks/overhead --short --arms default full off
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches

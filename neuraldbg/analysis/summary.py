@@ -48,6 +48,8 @@ class Overhead:
     total_steps: int | None
     dropped_rows: int
     ratio_after_start: float | None = None  # the same without the first updates, which are measured in full
+    measured: tuple[float, float, float] | None = None  # full steps against quiet ones: ratio, interval of 95 %
+    pairs: int | None = None  # full steps that it rests on
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +280,13 @@ def _loss_lines(trace: Trace, series: Mapping[str, Any]) -> tuple[LossLine, ...]
 def _overhead(trace: Trace) -> Overhead:
     measured = [fact for fact in trace.facts("overhead") if fact.get("ratio") is not None]
     last = measured[-1] if measured else {}
+    compared = last.get("measured")
     return Overhead(
         ratio=last.get("ratio"),
         sampled_steps=last.get("sampled_steps"),
         total_steps=last.get("total_steps"),
         dropped_rows=sum(trace.dropped.values()),
         ratio_after_start=last.get("ratio_after_start"),
+        measured=None if compared is None else (compared[0], compared[1], compared[2]),
+        pairs=None if compared is None else int(compared[3]),
     )

@@ -131,10 +131,7 @@ class TorchCapture:
         registered = guard.shield("module tree")(tree.child_registered)
         handle(torch_module.register_module_module_registration_hook(_returning_none(registered, self.core)))
         self.patches.replace(torch_module, "_has_any_global_hook", partial(_foreign_global_hooks))
-        handle(torch_module.register_module_forward_pre_hook(self.passes.pre_hook))
-        after = torch_module.register_module_forward_hook(self.passes.post_hook, with_kwargs=True, always_call=True)
-        handle(after)
-        self.patches.undo(torch_module._global_forward_hooks_with_kwargs.pop, after.id, None)  # torch leaves it behind
+        self.passes.hooks.install(self.patches)
 
     def _install_optimizer_hooks(self) -> None:
         handle, replace = self.patches.handle, self.patches.replace
@@ -211,6 +208,7 @@ class TorchCapture:
         return {
             "ratio": (budget.own_ns + dispatch) / bare if bare > 0 else None,
             "ratio_after_start": None if later is None else later + extra,
+            "measured": None if budget.measured is None else list(budget.measured),
             "sampled_steps": budget.sampled,
             "total_steps": budget.steps,
             "own_s": budget.own_ns / 1e9,
@@ -239,6 +237,7 @@ class TorchCapture:
         self._close_books()
         overhead = self.overhead()
         self.core.on, self.core.closed = False, True
+        self.passes.quick.close()
         self.recursion.close()
         self.patches.close()
         self._let_go()
@@ -262,10 +261,11 @@ class TorchCapture:
         """Somebody may keep a function of ours for good (`from torch.autograd import grad`, Dynamo's tables): not us
         with it."""
         watchers = (self.updates.on_update, self.updates.before_update, self.passes.before_pass)
-        observers = (self.core.on_layer, self.core.on_gradient)
+        observers = (self.core.on_layer, self.core.on_gradient, self.core.on_look)
         for notices in (*watchers, self.backward.before_backward, self.backward.after_backward, *observers):
             notices.clear()
         self.core.moments.clear()
+        self.core.steady.clear()
         self.watchers.clear()
 
     def forget(self) -> None:

@@ -105,16 +105,16 @@ class BackwardWatch:
         core.clock.backward_began(start)
         for check in self.before_backward:
             check()
-        if self.since_update == 0 and core.measuring:
+        if self.since_update == 0 and core.looking:
             self._look_for_old_gradients()
         source = core.recorder.source(3)
         loss = _loss_of(tensors)
         core.recorder.call(Call.BACKWARD, self.loss_site, source=source)
         if loss is not None:
             self._record_loss(loss, source)
-            if core.measuring or (core.statistics and source not in self._known):
+            if core.looking or (core.statistics and source not in self._known):
                 self._record_anatomy(loss, source)
-        for notice in core.moments.backward_begun:
+        for notice in core.heard.backward_begun:
             notice(loss, source)
         end = now_ns()
         core.own_ns += end - start
@@ -129,7 +129,7 @@ class BackwardWatch:
         loss = _loss_of(tensors)
         if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
-        for notice in (*self.after_backward, *core.moments.backward_done):
+        for notice in (*self.after_backward, *core.heard.backward_done):
             notice(loss)
         core.own_ns += now_ns() - end
 
@@ -173,7 +173,7 @@ class BackwardWatch:
                 terms=[[term.kind, term.fed_by, term.reduction] for term in anatomy.terms[:16]],
                 passes=sorted(anatomy.passes)[:64],
             )
-        if self.core.measuring:
+        if self.core.looking:
             self._loss_inputs(anatomy)
 
     def _loss_inputs(self, anatomy: LossAnatomy) -> None:

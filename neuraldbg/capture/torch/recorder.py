@@ -182,6 +182,7 @@ class Recorder:
         for type, fields in facts:
             self.fact(type, **fields)
         writer.close()
+        self.staging.blocks.clear()
         self.muted = True
         self._writer = None
 

@@ -19,6 +19,7 @@ from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.loss import leaves_of
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.capture.torch.tree import REBUILT_APART
 from neuraldbg.records import Call, Phase, SiteKind
@@ -43,7 +44,7 @@ class UpdateWatch:
         self.core = core
         self.passes = passes
         self.backward = backward
-        self.sweep = Sweep(core)
+        self.sweep = Sweep(core, passes.quick)
         self.optimizers: IdentityTable[Known] = IdentityTable()
         self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
@@ -152,6 +153,7 @@ class UpdateWatch:
         local.in_step = optimizer
         local.stack.clear()  # a KeyboardInterrupt inside a forward leaves entries behind
         local.own_pass = None
+        self.passes.hooks.come_back()
         self._began(optimizer)
 
     def post_hook(self, optimizer: Optimizer, *_: Any) -> None:
@@ -176,14 +178,15 @@ class UpdateWatch:
         one = self.known(optimizer)
         if one.unknown and one.updates < 3:
             self._introduce(optimizer, one)  # its model has been called meanwhile
-        if core.budget.watching and core.statistics:
-            self.sweep.watch_norm(owned(optimizer))
         if core.measuring:
-            local.kept = self.sweep.before(owned(optimizer))
+            local.kept = self.sweep.before(owned(optimizer), norm_too=core.budget.watching)
+        elif core.budget.watching and core.statistics:
+            self.sweep.watch_norm(owned(optimizer))
+        if core.looking:
             self.sweep.note_missing(one.site, owned(optimizer))
         for notice in self.before_update:
             notice()
-        for begun in core.moments.update_begun:
+        for begun in core.heard.update_begun:
             begun(optimizer, one)
         local.step_start = now_ns()
         core.own_ns += local.step_start - begin
@@ -206,7 +209,7 @@ class UpdateWatch:
         if local.kept is not None:
             self.sweep.after(local.kept)
             local.kept = None
-        for notice in core.moments.update_done:
+        for notice in core.heard.update_done:
             notice(optimizer, one)
         one.updates += 1
         self.stepped += 1
@@ -250,7 +253,7 @@ class UpdateWatch:
         if self.step_started is not None:
             recorder.scalar("step_time_s", (begin - self.step_started - core.own_ns) / 1e9)  # less what is ours
         started = self.step_started or begin
-        if core.sampling:
+        if core.looking:
             self._resources()
         if self.backward.since_update:
             self.accumulation[self.backward.since_update] += 1
@@ -266,6 +269,7 @@ class UpdateWatch:
         core.own_ns += end - begin
         core.budget.step_done(wall_ns=end - started, own_ns=core.own_ns)
         core.own_ns = 0
+        core.step_begins()
         self.step_started = end
 
     def _resources(self) -> None:
@@ -284,7 +288,7 @@ class UpdateWatch:
         mine = {id(parameter) for optimizer in optimizers for parameter in owned(optimizer)}
         found = [p for _, p in self.core.tree.trainable() if p.grad is not None and id(p) not in mine]
         if not found and not mine and loss is not None and self.core.tree.only is None:
-            found = [leaf for leaf in _leaves_of(loss) if leaf.grad is not None]
+            found = [leaf for leaf in leaves_of(loss) if leaf.grad is not None]
             for leaf in found:
                 self.core.tree.adopt_leaf(leaf)
         return sorted(found, key=Tensor.numel)[:2]
@@ -357,24 +361,6 @@ def _head(tensor: Tensor) -> Tensor:
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
     head = tensor.detach().reshape(-1)[:_FINGERPRINT]
     return head if bits is None else head.view(bits)
-
-
-def _leaves_of(loss: Tensor) -> list[Tensor]:
-    """Trainable leaf tensors that a loss depends on (the graph is walked, not held)."""
-    node = loss.grad_fn
-    if node is None:
-        return []
-    seen, stack, found = {node}, [node], []
-    while stack and len(seen) < 10_000:
-        current = stack.pop()
-        variable = getattr(current, "variable", None)
-        if isinstance(variable, Tensor):
-            found.append(variable)
-        for child, _ in current.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
-    return found
 
 
 def _number(value: Any) -> float:

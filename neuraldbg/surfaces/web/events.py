@@ -1,8 +1,8 @@
 """The stream: what changed, pushed to every page. A slow reader gets the newest frame and not all of them.
 
-To the page: `layers` (what the numbers of a frame stand for), `frame`, `step` (between two frames), `state`, `hit`, `finding`; and under the names
-of the original server `state_change` and `execution_progress`. From the page: the original server's `{"command": ...}`,
-and after a lost connection `{"last_step": n}`.
+To the page: `layers` (what the numbers of a frame stand for), `frame`, `step` (between two frames), `state`, `hit`,
+`finding`; and under the names of the original server `state_change` and `execution_progress`. From the page: the
+original server's `{"command": ...}`, and after a lost connection `{"last_step": n}`.
 """
 
 from __future__ import annotations

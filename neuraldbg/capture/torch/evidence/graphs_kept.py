@@ -41,7 +41,7 @@ class KeptGraphs:
         self._look_at = _FIRST_LOOK
         core = self.core
         core.take_part("pass_ended", "graphs of passes", self._pass_ended)
-        core.take_part("update_done", "graphs alive", self._updated)
+        core.take_part("update_done", "graphs alive", self._updated, rarely=True)
         core.take_part("ending", "graphs alive at the end", self._ending)
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
@@ -59,7 +59,7 @@ class KeptGraphs:
 
     def _updated(self, *_: Any) -> None:
         step = self.core.recorder.step
-        if len(self._alive) < _FIRST_LOOK or not (self.core.sampling or step % _EVERY == 0):
+        if len(self._alive) < _FIRST_LOOK or not (self.core.looking or step % _EVERY == 0):
             return
         old = self._old(step)
         self.core.recorder.scalar("graphs_kept", float(old))
