@@ -15,6 +15,7 @@ from neuraldbg.analysis.findings import as_dict
 from neuraldbg.analysis.layers import LayerSummary, summarise_layers
 from neuraldbg.analysis.ranks import main_rank, run_of_main
 from neuraldbg.analysis.series import SERIES_NAMES, Point, points, scalar_series
+from neuraldbg.analysis.tried import in_the_light_of, read_tried
 from neuraldbg.analysis.verdict import Facts, Verdict, judge
 from neuraldbg.records import Call, RunInfo, Site, SiteKind
 from neuraldbg.trace.tables import CALL_CODE
@@ -109,7 +110,7 @@ def summarise(
     layers, models = summarise_layers(trace), _models(trace)
     lines = _loss_lines(trace, series)
     facts = _facts(trace, run, calls, (series, lines), (layers, models), alive)
-    judgement = diagnose(trace, thresholds, focus=wanted, ongoing=ongoing)
+    judgement = in_the_light_of(diagnose(trace, thresholds, focus=wanted, ongoing=ongoing), read_tried(trace.path))
     return RunSummary(
         run=run,
         ended=run.ended,

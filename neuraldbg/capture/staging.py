@@ -13,6 +13,7 @@ from neuraldbg.trace.tables import TABLES
 
 Block = NDArray[np.void]
 LIMIT = 100_000  # rows that may wait for the flush thread before new ones are dropped and counted
+HISTOGRAMS_LIMIT = LIMIT // 50  # they are dropped long before anything else is
 
 
 class Sink(Protocol):
@@ -31,12 +32,13 @@ class Staging:
         self.stats, self.spans, self.scalars, self.calls = (
             self._bounded(table) for table in ("stats", "spans", "scalars", "calls")
         )
+        self.histograms = self._bounded("histograms", HISTOGRAMS_LIMIT)
 
-    def _bounded(self, table: str) -> Callable[[tuple[Any, ...]], None]:
+    def _bounded(self, table: str, limit: int = LIMIT) -> Callable[[tuple[Any, ...]], None]:
         waiting, dropped = self._waiting[table], self.dropped
 
         def append(row: tuple[Any, ...]) -> None:
-            if len(waiting) < LIMIT:
+            if len(waiting) < limit:
                 waiting.append(row)
             else:
                 dropped[table] += 1  # the flush thread hangs in a write

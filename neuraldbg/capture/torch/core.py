@@ -16,6 +16,7 @@ from torch import Tensor
 from neuraldbg.capture.budget import FIRST_IN_FULL, SamplingBudget
 from neuraldbg.capture.focus import EVERYTHING
 from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.torch.clock import NoClock
 from neuraldbg.capture.torch.device import DeviceQueue
 from neuraldbg.capture.torch.moments import Moments
 from neuraldbg.capture.torch.recorder import Recorder
@@ -78,6 +79,7 @@ class Core:
     local: Local = field(default_factory=Local)
     lock: threading.RLock = field(default_factory=threading.RLock)  # training in several threads
     on: bool = True
+    closed: bool = False  # for good
     any_backward: int = 0  # backwards under way in all threads
     backwards: int = 0
     own_ns: int = 0  # time spent in our own code during the current step
@@ -93,6 +95,8 @@ class Core:
     stops: Any = None  # Stops, where a gate is wired in
     largest: int = sys.maxsize  # bytes of a tensor whose statistics are taken in the current step
     read_bytes: int = 0  # of the tensors whose statistics were
+    statistics: bool = True  # False: a full step is timed and nothing of it is measured
+    clock: NoClock = field(default_factory=NoClock)  # phases of a step, where a run is profiled
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -133,6 +137,11 @@ class Core:
     @property
     def sampling(self) -> bool:
         return self.budget.full
+
+    @property
+    def measuring(self) -> bool:
+        """Whether tensors of this step are looked into."""
+        return self.budget.full and self.statistics
 
     def measure(self, tensor: Tensor, site: int, deliver: Callable[[Measured], None]) -> None:
         """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured costs

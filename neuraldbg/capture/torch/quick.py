@@ -65,7 +65,7 @@ class QuickLayers:
     def _fits(self) -> bool:
         core = self.core
         stops = core.stops
-        if core.on_layer or core.on_gradient or core.packed or core.trainers > 1:
+        if not core.statistics or core.on_layer or core.on_gradient or core.packed or core.trainers > 1:
             return False
         if stops is not None and stops.gate.active:
             return False

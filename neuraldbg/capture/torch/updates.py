@@ -58,8 +58,8 @@ class UpdateWatch:
         kind = lambda optimizer: type(optimizer).__name__  # noqa: E731
         self._began = core.guard.shield("starts of updates", kind)(self._before)
         self._ended = core.guard.shield("updates", kind)(self._after)
-        self._introduced = core.guard.shield("optimizers")(self._introduce_all)
-        self._introduced_named = core.guard.shield("optimizers")(self._introduce_named)
+        shield = core.guard.shield("optimizers")
+        self._introduced, self._introduced_named = shield(self._introduce_all), shield(self._introduce_named)
         self._fingerprint: list[tuple[weakref.ref[Tensor], Tensor, int]] = []  # leaf, its bits, its version
         backward.before_backward.append(self.look_for_manual_update)
         backward.before_backward.append(self._name_optimizers)
@@ -170,6 +170,7 @@ class UpdateWatch:
     def _before(self, optimizer: Optimizer) -> None:
         core = self.core
         begin = now_ns()
+        core.clock.update_began(begin)
         local = core.local
         local.kept = None
         if not self._watched(optimizer):
@@ -177,11 +178,11 @@ class UpdateWatch:
         one = self.known(optimizer)
         if one.unknown and one.updates < 3:
             self._introduce(optimizer, one)  # its model has been called meanwhile
-        if core.sampling:
+        if core.measuring:
             local.kept = self.sweep.before(owned(optimizer), norm_too=core.budget.watching)
-        elif core.budget.watching:
+        elif core.budget.watching and core.statistics:
             self.sweep.watch_norm(owned(optimizer))
-        if core.looking:
+        if core.looking and core.statistics:
             self.sweep.note_missing(one.site, owned(optimizer))
         for notice in self.before_update:
             notice()
@@ -194,6 +195,7 @@ class UpdateWatch:
     def _after(self, optimizer: Optimizer) -> None:
         core = self.core
         end = now_ns()
+        core.clock.update_ended(end)
         if not self._watched(optimizer):
             return
         one = self.known(optimizer)
@@ -271,12 +273,9 @@ class UpdateWatch:
         self.step_started = end
 
     def _resources(self) -> None:
-        recorder = self.core.recorder
-        host, device = rss_bytes(), device_bytes()
-        if host is not None:
-            recorder.scalar("rss_bytes", float(host))
-        if device is not None:
-            recorder.scalar("device_bytes", float(device))
+        for name, used in (("rss_bytes", rss_bytes()), ("device_bytes", device_bytes())):
+            if used is not None:
+                self.core.recorder.scalar(name, float(used))
 
     def _something_begins(self) -> None:
         if self.step_started is None:
@@ -306,9 +305,9 @@ class UpdateWatch:
                 self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone(), leaf._version))
         if self._fingerprint and not (len(self.optimizers) or len(self.unnamed)):
             trainable = [parameter for _, parameter in core.tree.trainable()]
-            if core.budget.watching:
+            if core.budget.watching and core.statistics:
                 self.sweep.watch_norm(trainable)
-            core.local.kept = self.sweep.before(trainable) if core.sampling else None
+            core.local.kept = self.sweep.before(trainable) if core.measuring else None
 
     def look_for_manual_update(self) -> None:
         """After a backward and without an optimizer: have two small parameters changed their values? (`p.data.add_`
@@ -316,6 +315,7 @@ class UpdateWatch:
         local = self.core.local
         if not self._fingerprint or local.in_step is not None or local.in_backward:
             return
+        self.core.clock.looked(now_ns())
         for ref, before, version in self._fingerprint:
             leaf = ref()
             if leaf is None or not leaf.numel():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.torch.growing import growing_line
 from neuraldbg.capture.torch.passes import Pass, tensors
 
 if TYPE_CHECKING:
@@ -92,15 +93,18 @@ class KeptGraphs:
                     if name.startswith("__") or id(value) in seen:
                         continue
                     seen.add(id(value))
-                    for where, what in _places(name, value):
+                    for where, what in places(name, value):
                         found = attempt(partial(_graphs_in, what)) or 0
                         rank = (not isinstance(what, Tensor), found)  # a list before what was computed from it
                         if found > 1 and rank > best[0]:
-                            best = rank, {"name": where, "graphs": found, "kind": type(what).__name__}
+                            best = rank, {"name": where, "graphs": found, "kind": type(what).__name__, "frame": frame}
+        if best[1] is not None:
+            frame = best[1].pop("frame")
+            best[1]["source"] = attempt(partial(growing_line, self.core.recorder.frames, frame, best[1]["name"]))
         return best[1]
 
 
-def _places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A variable and, of the user's own objects, their attributes."""
     yield name, value
     if type(value) is dict and len(value) <= 64:
