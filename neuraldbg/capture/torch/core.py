@@ -121,7 +121,8 @@ class Core:
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
         budget, step, before = self.budget, self.recorder.step, self.looking
-        self._looks = budget.full and (budget.starting or step - self._looked_at >= min(RARELY, step // RARELY))
+        gap = min(RARELY, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, 8, then 16
+        self._looks = budget.full and (budget.starting or step % gap == 0 or step - self._looked_at >= gap)
         if self.looking:
             self._looked_at = step
         if budget.last_was_full and self.largest == sys.maxsize:

@@ -40,7 +40,7 @@ class Histograms:
         self._due: dict[tuple[int, Kind], int] = {}
         self._shield = self.core.guard.shield("histograms of gradients")
         self.core.take_part("layer_run", "histograms of activations", self._layer_run)
-        self.core.take_part("update_done", "histograms of parameters", self._update_done)
+        self.core.take_part("update_done", "histograms of parameters", self._update_done, rarely=True)
 
     def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
         first = next(tensors(values[2]), None) if layer.watched and one.phase is Phase.FORWARD else None
@@ -71,7 +71,7 @@ class Histograms:
         return self.core.recorder.step >= self._due.get((layer.site, kind), 0)
 
     def _update_done(self, optimizer: Optimizer, _: Any) -> None:
-        if not self.core.sampling:
+        if not self.core.looking:
             return
         tree = self.core.tree
         for parameter in owned(optimizer):
