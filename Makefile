@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint types page unit bench faults docs clean
+BACKENDS := .venv-backends
+
+.PHONY: demo test test-backends lint types page unit bench faults docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +39,18 @@ page: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
+# TensorFlow, JAX and ONNX Runtime in a place of their own: they want other packages than PyTorch does
+$(BACKENDS)/.installed: pyproject.toml constraints.txt constraints-backends.txt
+	test -x $(BACKENDS)/bin/python || $(PYTHON) -m venv $(BACKENDS)
+	$(BACKENDS)/bin/pip install --quiet --disable-pip-version-check -c constraints-backends.txt torch numpy
+	$(BACKENDS)/bin/pip install --quiet --disable-pip-version-check -c constraints-backends.txt -r constraints-backends.txt
+	touch $@
+
+test-backends: export PYTHONPATH := $(CURDIR)
+test-backends: $(BACKENDS)/.installed
+	KERAS_BACKEND=tensorflow $(BACKENDS)/bin/python -m pytest tests/backends
+	KERAS_BACKEND=jax $(BACKENDS)/bin/python -m pytest tests/backends -k "not onnx"
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/queries.py
@@ -51,4 +65,4 @@ docs: $(STAMP)
 	$(BIN)/python -m neuraldbg.surfaces.reports.detector_pages docs/detectors
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(BACKENDS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
