@@ -1,4 +1,4 @@
-"""What `neural debug model.neural` finds: a healthy network reads healthy; a finding has a line and a patch that mends."""
+"""What `neural debug model.neural` finds: a healthy network reads healthy; a finding has a line, and a patch."""
 
 from __future__ import annotations
 

@@ -76,15 +76,22 @@ def export(graph: Graph, model: Any, examples: Sequence[Any], *, any_batch: bool
     return into.getvalue()
 
 
-def run_onnx(graph: Graph, exported: bytes, inputs: Sequence[Any]) -> NDArray[Any]:
+def run_onnx(graph: Graph, exported: bytes, inputs: Sequence[Any], *, kept: list[Any] | None = None) -> NDArray[Any]:
+    """`kept` holds the session from one call to the next."""
+    session = kept[0] if kept else _session(exported)
+    if kept is not None and not kept:
+        kept.append(session)
+    wanted = {each.name for each in session.get_inputs()}  # an input that nothing reads is not in the file
+    given = dict(zip(input_names(graph), (np.asarray(each) for each in inputs), strict=True))
+    return np.asarray(session.run(None, {name: given[name] for name in given if name in wanted})[0])
+
+
+def _session(exported: bytes) -> Any:
     import onnxruntime
 
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 4
-    session = onnxruntime.InferenceSession(exported, quiet, providers=["CPUExecutionProvider"])
-    wanted = {each.name for each in session.get_inputs()}  # an input that nothing reads is not in the file
-    given = dict(zip(input_names(graph), (np.asarray(each) for each in inputs), strict=True))
-    return np.asarray(session.run(None, {name: given[name] for name in given if name in wanted})[0])
+    return onnxruntime.InferenceSession(exported, quiet, providers=["CPUExecutionProvider"])
 
 
 def difference(first: NDArray[Any], second: NDArray[Any]) -> float:
