@@ -4,9 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+TRITON := $(VENV)/triton
 BACKENDS := .venv-backends
 
-.PHONY: demo test test-backends lint types page unit bench faults docs clean
+.PHONY: demo test test-backends lint types page unit interpreted bench faults docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -21,7 +22,7 @@ $(STAMP): $(BIN)/python pyproject.toml setup.py constraints.txt web/package.json
 demo: $(STAMP)
 	$(BIN)/neural debug examples/diverging.py
 
-test: lint types page unit
+test: lint types page unit interpreted
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -51,11 +52,24 @@ test-backends: $(BACKENDS)/.installed
 	KERAS_BACKEND=tensorflow $(BACKENDS)/bin/python -m pytest tests/backends
 	KERAS_BACKEND=jax $(BACKENDS)/bin/python -m pytest tests/backends -k "not onnx"
 
+# the CUDA kernels in Triton's interpreter, on the host. In a folder of its own: torch.compile would find it in .venv.
+# What only a device needs (ptxas and its like, a third of it) is taken away again.
+$(TRITON)/.installed: $(BIN)/python constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRITON) -c constraints.txt triton
+	rm -rf $(TRITON)/triton/backends/nvidia/bin $(TRITON)/triton/backends/nvidia/lib
+	touch $@
+
+interpreted: $(STAMP) $(TRITON)/.installed
+	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q tests/capture/test_device_pass.py
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/queries.py
 	$(BIN)/python benchmarks/kernels.py --rounds 7 --dtypes float32 bfloat16
 	$(BIN)/python benchmarks/step_cost.py --rounds 4
+	$(BIN)/python benchmarks/profile_cost.py --restarts 3 --pairs 5
+	$(BIN)/python benchmarks/profile_cost.py --calls
+	$(BIN)/python benchmarks/overhead --short --arms default full off
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches

@@ -10,6 +10,7 @@ the run and the same is asked of it over HTTP, several times each: the median CP
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import subprocess
@@ -25,6 +26,8 @@ import numpy as np
 import psutil
 
 from neuraldbg.analysis.profile import flame, layer_times
+from neuraldbg.control.gate import Gate
+from neuraldbg.control.reach import open_line
 from neuraldbg.records import Call, Kind, Phase, RunInfo, SiteKind
 from neuraldbg.trace import TraceWriter, create_run, open_trace
 from neuraldbg.trace.rollup import heatmap, series
@@ -36,13 +39,17 @@ REPEAT = 7
 CPU_BAR_MS, USS_BAR_MB = 50, 150
 
 
+def name_sites(writer: TraceWriter, layers: int) -> None:
+    writer.fact("site", id=0, path="net", kind=SiteKind.MODEL)
+    for site in range(1, layers + 1):
+        writer.fact("site", id=site, path=f"layers.{site}", kind=SiteKind.MODULE, op="Linear", model=0)
+    writer.fact("site", id=layers + 1, path="loss", kind=SiteKind.SERIES)
+
+
 def write(run: Path, layers: int, steps: int) -> None:
     rng = np.random.default_rng(0)
     with TraceWriter(run, max_disk_bytes=50_000_000_000, ring_rows=262_144, threaded=False) as writer:
-        writer.fact("site", id=0, path="net", kind=SiteKind.MODEL)
-        for site in range(1, layers + 1):
-            writer.fact("site", id=site, path=f"layers.{site}", kind=SiteKind.MODULE, op="Linear", model=0)
-        writer.fact("site", id=layers + 1, path="loss", kind=SiteKind.SERIES)
+        name_sites(writer, layers)
         per_step = layers * len(KINDS)
         rows = np.zeros(per_step * STEPS_AT_ONCE, STATS)
         rows["site"] = np.tile(np.repeat(np.arange(1, layers + 1), len(KINDS)), STEPS_AT_ONCE)
@@ -65,6 +72,26 @@ def write(run: Path, layers: int, steps: int) -> None:
             for table, block in (("stats", rows), ("spans", spans), ("scalars", loss), ("calls", calls)):
                 writer.append(table, block)
             writer.flush()
+        writer.fact("end", exit_code=0, error=None, duration_s=1.0, dropped={}, steps=steps)
+
+
+def train(run: Path, layers: int, pause_s: float) -> None:
+    """The same rows as a training writes them, a step at a time, with a line to who watches; until it is ended."""
+    gate = Gate()
+    open_line(gate, run, served=True)
+    with TraceWriter(run) as writer:
+        gate.watched_every = writer.watched
+        name_sites(writer, layers)
+        rows, loss = np.zeros(layers * len(KINDS), STATS), np.zeros(1, SCALARS)
+        rows["site"] = np.repeat(np.arange(1, layers + 1), len(KINDS))
+        rows["kind"], rows["count"] = np.tile([KIND_CODE[kind] for kind in KINDS], layers), 4096
+        loss["site"], rng = layers + 1, np.random.default_rng(0)
+        for step in itertools.count():
+            rows["step"] = loss["step"] = step
+            rows["l2"], loss["value"] = rng.random(len(rows)), np.exp(-step / 1000)
+            writer.append("stats", rows)
+            writer.append("scalars", loss)
+            time.sleep(pause_s)
 
 
 def answer(run: Path) -> None:

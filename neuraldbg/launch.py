@@ -12,9 +12,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class Request:
     port: int | None = None  # of the page; None: none is served
     # seconds between frames; executions, points kept in view; colours; charts, separated by commas (none given: all)
     page: tuple[float, int, int, str, str] = (1.0, 100, 1000, "dark", "")
+    browser: bool = False  # open the page in the user's
     model: Any = None  # the target is a .neural file: read, checked, and what is run instead of a script
     arm_nan: int | None = None  # look at every operation from this update on, until a NaN or Inf is born
 
@@ -100,6 +101,39 @@ def run(request: Request) -> int:
     _die_by_signal(outcome)
     if outcome.exit_code == 0 and request.fail_on is not None:
         return verdict
+    return outcome.exit_code
+
+
+def profile(request: Request, *, memory: bool) -> tuple[Outcome, Path]:
+    """Run the target to its end with its layers and phases timed and nothing else: no viewer, no page, no gate."""
+    refuse_namesake()
+    program = _program(request)
+    budget = parse_budget(request.budget)
+    run_dir = _run_directory(request)
+    share = None if budget.full else float(budget.ratio)
+    attachment = Attachment(replace(_plan(run_dir, share, request, resources=True), profile=True, memory=memory))
+    attachment.start()
+    _hide_own_imports()
+    began = time.monotonic()
+    outcome = program.run()
+    _wait_for_threads()
+    _tell(request, attachment)
+    end = {"exit_code": outcome.exit_code, "error": outcome.error, "error_at": outcome.error_at}
+    attachment.close(**end, duration_s=time.monotonic() - began, signal=outcome.signal)
+    flush_streams()
+    return outcome, run_dir
+
+
+def fresh_process(words: Sequence[str], path: Sequence[str]) -> int:
+    """One command of ours in a process of its own: what the script did to this one is not in its way."""
+    search = [*(entry for entry in path if entry not in ("", os.getcwd())), package_parent()]
+    code = f"import sys; sys.path[:] = {search!r}; from neuraldbg.surfaces.cli import main; main(sys.argv[1:])"
+    return subprocess.run([sys.executable, "-c", code, *words], check=False).returncode
+
+
+def die_as_it_did(outcome: Outcome) -> int:
+    """The script's own exit code; a script that Ctrl-C ended takes us with it."""
+    _die_by_signal(outcome)
     return outcome.exit_code
 
 
@@ -238,7 +272,7 @@ def _run_directory(request: Request) -> Path:
 
 
 def _page_options(request: Request) -> list[str]:
-    own = ["--host", request.host, "--port", str(request.port)]
+    own = ["--host", request.host, "--port", str(request.port), *(["--browser"] if request.browser else [])]
     return [*own, *(f"{name}={value}" for name, value in zip(PAGE_OPTIONS, request.page, strict=True))]
 
 

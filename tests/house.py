@@ -16,7 +16,7 @@ MAY_IMPORT = {  # DESIGN.md, "The house"
     "control": BASE,
     "capture": BASE | {"trace"},
     "analysis": BASE | {"trace"},
-    "replay": BASE | {"trace", "capture", "analysis"},
+    "replay": BASE | {"script", "trace", "capture", "analysis"},
     "dsl": BASE,
     "dsl.build": BASE | {"dsl"},
     "dsl.train": BASE | {"dsl", "dsl.build"},

@@ -13,7 +13,7 @@ import numpy as np
 
 from neuraldbg.records import Call, Kind, Phase, RunInfo, SiteKind
 from neuraldbg.trace import TraceWriter, create_run
-from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE, TABLES
+from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, LOWEST_OCTAVE, OCTAVES, PHASE_CODE, TABLES
 
 
 def a_run_info(**changes: Any) -> RunInfo:
@@ -67,6 +67,15 @@ class MadeRun:
     def stats(self, site: int, kind: Kind, step: int, phase: Phase = Phase.FORWARD, **values: Any) -> None:
         given = {"count": 100, "mean": 0.0, "std": 1.0, "min": -3.0, "max": 3.0, "l2": 10.0, **values}
         self._row("stats", step, site, kind=KIND_CODE[kind], phase=PHASE_CODE[phase], **given)
+
+    def histogram(self, site: int, kind: Kind, step: int, octaves: dict[int, int], zeros: int = 0) -> None:
+        """`octaves`: how many values by the power of two below their magnitude."""
+        counts = np.zeros(OCTAVES, "<u2")
+        for octave, count in octaves.items():
+            counts[octave - LOWEST_OCTAVE] = count
+        looked_at = zeros + int(counts.sum())
+        given = {"count": looked_at, "looked_at": looked_at, "zero_count": zeros, "octaves": counts.tobytes()}
+        self._row("histograms", step, site, kind=KIND_CODE[kind], phase=PHASE_CODE[Phase.FORWARD], **given)
 
     def span(self, site: int, phase: Phase, step: int, duration_ms: float, host_bytes: int = -1) -> None:
         given = {"duration_ns": int(duration_ms * 1e6), "host_bytes": host_bytes, "device_bytes": -1}

@@ -41,7 +41,10 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/dashboard-python.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/quickstart.md", "docs/dashboard-python.md", "docs/profiling.md", "docs/adding-a-profiler.md"],
+)
 def test_python_blocks_run_in_order_as_written(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((ROOT / page).read_text())

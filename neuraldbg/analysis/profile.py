@@ -118,6 +118,32 @@ def chrome_trace(trace: Trace, step: int | None = None) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
+def nested_calls(trace: Trace, step: int | None = None, most: int | None = None) -> dict[int, list[dict[str, Any]]]:
+    """By rank the calls of one step, or of all (the newest ones where there are more than `most`), in the order they
+    began: name, phase, depth, and microseconds since the rank's first call."""
+    spans: Columns = trace.table("spans", _COLUMNS, between=None if step is None else (step, step))
+    spans = _only(spans, spans["start_ns"] >= 0)
+    found = {}
+    for rank in sorted(set(spans["rank"].tolist())):
+        of_rank = _only(spans, spans["rank"] == rank)
+        if most is not None and len(of_rank["step"]) > most:
+            first = int(np.partition(of_rank["step"], -most)[-most]) + 1
+            of_rank = _only(of_rank, of_rank["step"] >= first)
+        begin = int(of_rank["start_ns"].min()) if len(of_rank["start_ns"]) else 0
+        found[int(rank)] = [
+            {
+                "name": call.name,
+                "phase": call.phase,
+                "depth": call.depth,
+                "start_us": (call.start_ns - begin) / 1e3,
+                "duration_us": call.duration_ns / 1e3,
+            }
+            for _, of_step in _by_step(of_rank)
+            for call in _walk(_tree(_calls(trace, of_step)))
+        ]
+    return found
+
+
 def resources(trace: Trace, between: tuple[int | None, int | None] | None = None) -> dict[str, Any]:
     """What the process and its machine used, as recorded: `{"cpu": {name: curve}, "memory": {...}, "gpu": {"gpu0":
     {...}}}`; a curve has `steps`, `time_s` (since the first of them all) and `values`. What was not recorded is absent.

@@ -15,6 +15,7 @@ from neuraldbg.analysis.findings import as_dict
 from neuraldbg.analysis.layers import LayerSummary, summarise_layers
 from neuraldbg.analysis.ranks import main_rank, run_of_main
 from neuraldbg.analysis.series import SERIES_NAMES, Point, points, scalar_series
+from neuraldbg.analysis.tried import in_the_light_of, read_tried
 from neuraldbg.analysis.verdict import Facts, Verdict, judge
 from neuraldbg.records import Call, RunInfo, Site, SiteKind
 from neuraldbg.trace.tables import CALL_CODE
@@ -47,6 +48,8 @@ class Overhead:
     total_steps: int | None
     dropped_rows: int
     ratio_after_start: float | None = None  # the same without the first updates, which are measured in full
+    measured: tuple[float, float, float] | None = None  # full steps against quiet ones: ratio, interval of 95 %
+    pairs: int | None = None  # full steps that it rests on
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ def summarise(
     layers, models = summarise_layers(trace), _models(trace)
     lines = _loss_lines(trace, series)
     facts = _facts(trace, run, calls, (series, lines), (layers, models), alive)
-    judgement = diagnose(trace, thresholds, focus=wanted, ongoing=ongoing)
+    judgement = in_the_light_of(diagnose(trace, thresholds, focus=wanted, ongoing=ongoing), read_tried(trace.path))
     return RunSummary(
         run=run,
         ended=run.ended,
@@ -277,10 +280,13 @@ def _loss_lines(trace: Trace, series: Mapping[str, Any]) -> tuple[LossLine, ...]
 def _overhead(trace: Trace) -> Overhead:
     measured = [fact for fact in trace.facts("overhead") if fact.get("ratio") is not None]
     last = measured[-1] if measured else {}
+    compared = last.get("measured")
     return Overhead(
         ratio=last.get("ratio"),
         sampled_steps=last.get("sampled_steps"),
         total_steps=last.get("total_steps"),
         dropped_rows=sum(trace.dropped.values()),
         ratio_after_start=last.get("ratio_after_start"),
+        measured=None if compared is None else (compared[0], compared[1], compared[2]),
+        pairs=None if compared is None else int(compared[3]),
     )

@@ -30,6 +30,8 @@ class Plan:
     stop_on_nan: bool = False
     arm_step: int | None = None
     focus: tuple[str, ...] = ()  # groups that the user restricted the run to
+    profile: bool = False  # times of layers and phases, no statistics
+    memory: bool = False  # of a profiled run: also what layers allocate and keep
     resources: bool = False  # sample what the machine uses: where somebody looks at the run
 
     def to_json(self) -> str:
@@ -105,6 +107,8 @@ class Attachment:
             stop_on_nan=plan.stop_on_nan,
             arm_step=plan.arm_step,
             focus=plan.focus,
+            profile=plan.profile,
+            memory=plan.memory,
             gate=self.gate,
         )
         self.capture = TorchCapture(self._open_writer, options)
@@ -134,6 +138,8 @@ class Attachment:
         if self._of_torch:
             version = str(sys.modules["torch"].__version__)
             self.writer.fact("run", backend="pytorch", versions={"torch": version}, child=self.child)
+        if self.gate is not None:
+            self.gate.watched_every = self.writer.watched
         if self.child:
             self._close_with_process()
         return self.writer

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 
+from neuraldbg.capture.beside import Beside
+
 FIRST_IN_FULL = 20
 NEWCOMER_IN_FULL = 10  # for an optimizer that turns up later
 PASSES_IN_FULL = 64
 NEWCOMERS = 10  # of them that get it
 LONGEST_PERIOD = 1000  # steps: even a tiny model is looked at now and then
+QUIET_EVERY = 16  # steps: under a budget one of so many is quiet, to hold the others against
+LARGE_EVERY = 4  # full steps: under a budget large tensors are measured in one of so many
+LARGE_SHARE = 8  # a tensor is large that is more than this part of what a full step reads
+LARGE_BYTES = 2**20  # and at least so much
 _SMOOTH = 0.2
 
 
@@ -26,7 +32,9 @@ class SamplingBudget:
     """`share` of the bare step time may be spent: None = every step in full, 0 = nothing but the ledger.
 
     A step's bare time is its wall time less the time spent in our own code. The price of a full step and that of a
-    quiet one are averaged apart; the period between full steps follows from the two.
+    quiet one are averaged apart; the period between full steps follows from the two. What our clock does not see of a
+    full step (caches, torch's way through hooks) shows when it is held against the quiet steps beside it: the larger of
+    the two counts.
     """
 
     def __init__(self, share: float | None) -> None:
@@ -48,7 +56,13 @@ class SamplingBudget:
         self._full_until = FIRST_IN_FULL
         self._newcomers = 0
         self._since_full = 0
+        self._wait = 1  # steps from the last full look to the next
+        self._since_quiet = 0
         self._since_watch = 0
+        self._fulls = 0  # full steps after the first ones
+        self._start_sampled = 0
+        self.read_bytes = 0  # of tensors, in the last full step that left none out
+        self.beside = Beside()
         self.full = share != 0.0
         self.watching = share != 0.0
         self.last_was_full = False
@@ -56,6 +70,7 @@ class SamplingBudget:
 
     def step_done(self, *, wall_ns: int, own_ns: int) -> None:
         """Account for the step that just ended, and decide how the next one is watched."""
+        starting = self.starting
         self.steps += 1
         self.passes = 0
         wall_ns, own_ns, self._held_ns = wall_ns - self._held_ns, own_ns - self._held_ns, 0
@@ -64,11 +79,16 @@ class SamplingBudget:
         self.own_ns += own_ns
         self.wall_ns += wall_ns
         self._bare.add(max(wall_ns - own_ns, 0))
+        if not starting:
+            self.beside.step(wall_ns - self._aside_ns, full=self.full)
+            self._fulls += self.full
         (self._full if self.full else self._quiet).add(max(own_ns - self._watch_ns - self._aside_ns, 0))
         self._watch_ns = self._aside_ns = 0
         if self.steps == FIRST_IN_FULL:
             self._start = (self.own_ns, self.wall_ns)
+            self._start_sampled = self.sampled
         self._since_full = 0 if self.full else self._since_full + 1
+        self._since_quiet = self._since_quiet + 1 if self.full and not starting else 0
         self._since_watch = 0 if self.watching else self._since_watch + 1
         self.full = self._next_is_full()
         self.watching = self.full or self._next_is_watched()
@@ -96,6 +116,11 @@ class SamplingBudget:
             self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)
 
     @property
+    def starting(self) -> bool:
+        """Whether these are the first steps of a training: they are looked at in every way."""
+        return self.steps < self._full_until
+
+    @property
     def bare_ns(self) -> float | None:
         """A step without us, as it has been lately."""
         return self._bare.value
@@ -118,7 +143,11 @@ class SamplingBudget:
             return True
         if self.share == 0.0:
             return False
-        return self.steps < self._full_until or self._since_full + 1 >= self.period
+        if self.starting:
+            return True
+        if self._since_full == 0:
+            self._wait = self.period  # settled now: where a slow step decided, full steps would follow slow ones
+        return self._since_full + 1 >= self._wait and self._since_quiet + 1 < QUIET_EVERY
 
     def _next_is_watched(self) -> bool:
         if self.always_watch:
@@ -141,7 +170,32 @@ class SamplingBudget:
     @property
     def period(self) -> int:
         """Steps from one full look to the next."""
-        return self._period(max((self._full.value or 0.0) - (self._quiet.value or 0.0), 0.0)) if self.share else 1
+        if not self.share:
+            return 1
+        own = (self._full.value or 0.0) - (self._quiet.value or 0.0)
+        extra = self.beside.extra
+        return self._period(max(own, 0.0 if extra is None else extra.ns))
+
+    @property
+    def large_bytes(self) -> int | None:
+        """Tensors above it are left out of this full step; None = every one is measured."""
+        if not self.share or self.starting or self._fulls % LARGE_EVERY == 0:
+            return None
+        return max(LARGE_BYTES, self.read_bytes // LARGE_SHARE)
+
+    @property
+    def measured(self) -> tuple[float, float, float, int] | None:
+        """What watching costs after the first steps: ratio, its interval of 95 %, and full steps it rests on. The full
+        steps are held against the quiet ones beside them; those are timed by our own clock."""
+        extra, quiet, ours = self.beside.extra, self.beside.quiet_ns, self._quiet.value or 0.0
+        later = self.steps - FIRST_IN_FULL
+        if extra is None or quiet is None or quiet <= ours or later <= 0:
+            return None
+        bare = quiet - ours
+        base = ours / bare
+        full_share = (self.sampled - self._start_sampled) / later
+        low, middle, high = (base + full_share * ns / bare for ns in (extra.low_ns, extra.ns, extra.high_ns))
+        return middle, low, high, extra.pairs
 
     @property
     def watch_period(self) -> int:

@@ -6,17 +6,21 @@ thread.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 INTERVAL_S: Final = 1.0
 PREFIX: Final = "resource."  # of the series
 _JOIN_S: Final = 2.0  # a driver that hangs may cost the close this much, not more
+_SM, _MEMORY = 1, 2  # clocks, by NVML's numbers
+THROTTLED: Final = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x8}  # bits of NVML's reasons
 _NVIDIA: Final = ("/dev/nvidiactl", "/dev/dxg")
 Reading = Mapping[str, float | None]
 
@@ -38,12 +42,88 @@ def _rss_by_psutil() -> int | None:
     return int(psutil.Process().memory_info().rss)
 
 
+class _MallInfo(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def _heap_reader() -> Callable[[], int] | None:
+    """glibc tells what is allocated, to the byte, in half a microsecond; other C libraries do not."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):
+        return None
+    mallinfo.restype = _MallInfo
+
+    def read() -> int:
+        told = mallinfo()
+        return int(told.uordblks + told.hblkhd)
+
+    return read
+
+
+@cache
+def _reader() -> Callable[[], int] | None:
+    return _heap_reader()
+
+
+def host_allocated_bytes() -> int | None:
+    """Bytes that the process has allocated and not freed; unlike resident memory it falls with every free. None where
+    the C library does not tell."""
+    read = _reader()
+    return None if read is None else read()
+
+
+def machine() -> dict[str, int | None]:
+    """Cores this process may use, and memory of the machine and of its first device."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cores = os.cpu_count() or 0
+    try:
+        memory: int | None = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        memory = None
+    return {"cores": cores or None, "memory_bytes": memory}
+
+
+def device_total_bytes() -> int | None:
+    """Memory of the current CUDA device; None when CUDA is not in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
 def device_bytes() -> int | None:
     """Bytes that torch has allocated on all CUDA devices; None when CUDA is not in use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
     return sum(int(torch.cuda.memory_allocated(device)) for device in range(torch.cuda.device_count()))
+
+
+def device_memory(device: int | None = None) -> dict[str, int] | None:
+    """Bytes on one CUDA device, or on all: allocated, reserved, peak; None when CUDA is not in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    devices = range(torch.cuda.device_count()) if device is None else (device,)
+    readers = {"allocated": "memory_allocated", "reserved": "memory_reserved", "peak": "max_memory_allocated"}
+    return {name: sum(int(getattr(torch.cuda, read)(one)) for one in devices) for name, read in readers.items()}
+
+
+def device_names() -> list[str]:
+    """CUDA devices this process may use; none when torch is not loaded. Asking does not begin to use them."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [str(torch.cuda.get_device_name(number)) for number in range(torch.cuda.device_count())]
 
 
 class ResourceSampler:
@@ -154,19 +234,25 @@ class Nvml:
         found: dict[str, float | None] = {}
         for name, device in self._devices.items():
             found[f"{name}.utilization_percent"] = self._ask("nvmlDeviceGetUtilizationRates", device, "gpu")
+            found[f"{name}.memory_utilization_percent"] = self._ask("nvmlDeviceGetUtilizationRates", device, "memory")
             found[f"{name}.memory_bytes"] = self._ask("nvmlDeviceGetMemoryInfo", device, "used")
             found[f"{name}.temperature_celsius"] = self._ask("nvmlDeviceGetTemperature", device, None, 0)
             milliwatts = self._ask("nvmlDeviceGetPowerUsage", device)
             found[f"{name}.power_watts"] = None if milliwatts is None else milliwatts / 1000
+            found[f"{name}.sm_clock_mhz"] = self._ask("nvmlDeviceGetClockInfo", device, None, _SM)
+            found[f"{name}.memory_clock_mhz"] = self._ask("nvmlDeviceGetClockInfo", device, None, _MEMORY)
+            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", device)
+            for reason, bits in THROTTLED.items():
+                found[f"{name}.throttled_{reason}"] = None if reasons is None else float(bool(int(reasons) & bits))
         return found
 
     def _ask(self, function: str, device: Any, part: str | None = None, *more: Any) -> float | None:
         """None where this device does not tell."""
         try:
             answer = getattr(self._library, function)(device, *more)
-        except self._library.NVMLError:
+            return float(answer if part is None else getattr(answer, part))
+        except (self._library.NVMLError, AttributeError):  # an older library does not know every question
             return None
-        return float(answer if part is None else getattr(answer, part))
 
     def close(self) -> None:
         with suppress(self._library.NVMLError):

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from neuraldbg.trace.tables import TABLES
 
+Block = NDArray[np.void]
 LIMIT = 100_000  # rows that may wait for the flush thread before new ones are dropped and counted
+HISTOGRAMS_LIMIT = LIMIT // 50  # they are dropped long before anything else is
 
 
 class Sink(Protocol):
@@ -26,15 +28,17 @@ class Staging:
     def __init__(self) -> None:
         self._waiting: dict[str, deque[tuple[Any, ...]]] = {name: deque() for name in TABLES}
         self.dropped = dict.fromkeys(TABLES, 0)
+        self.blocks: list[Callable[[], dict[str, tuple[Block, int]]]] = []  # rows that are columns already, rows lost
         self.stats, self.spans, self.scalars, self.calls = (
             self._bounded(table) for table in ("stats", "spans", "scalars", "calls")
         )
+        self.histograms = self._bounded("histograms", HISTOGRAMS_LIMIT)
 
-    def _bounded(self, table: str) -> Callable[[tuple[Any, ...]], None]:
+    def _bounded(self, table: str, limit: int = LIMIT) -> Callable[[tuple[Any, ...]], None]:
         waiting, dropped = self._waiting[table], self.dropped
 
         def append(row: tuple[Any, ...]) -> None:
-            if len(waiting) < LIMIT:
+            if len(waiting) < limit:
                 waiting.append(row)
             else:
                 dropped[table] += 1  # the flush thread hangs in a write
@@ -43,10 +47,24 @@ class Staging:
 
     def drain(self, sink: Sink) -> None:
         """Move what waits into the sink. Runs in the flush thread, and once more at close."""
+        made: dict[str, list[Block]] = {}
         for name, waiting in self._waiting.items():
             rows = _take(waiting)
             if rows:
-                sink.append(name, np.array(rows, dtype=TABLES[name]))
+                made.setdefault(name, []).append(np.array(rows, dtype=TABLES[name]))
+        for blocks in self.blocks:
+            for name, (block, lost) in blocks().items():
+                self.dropped[name] += lost
+                if len(block):
+                    made.setdefault(name, []).append(block)
+        for name, parts in made.items():
+            sink.append(name, parts[0] if len(parts) == 1 else _in_order(parts))
+
+
+def _in_order(parts: list[Block]) -> Block:
+    """As they were numbered when they were seen."""
+    together = np.concatenate(parts)
+    return together[np.argsort(together["seq"], kind="stable")]
 
 
 def _take(waiting: deque[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

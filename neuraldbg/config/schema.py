@@ -41,6 +41,7 @@ IN_EFFECT = frozenset(
         "breakpoints.enabled",
         "breakpoints.pause_on_condition",
         "budget",
+        "dashboard.browser",
         "dashboard.charts",
         "dashboard.enabled",
         "dashboard.max_history",
@@ -73,6 +74,10 @@ def about(form: Form, meaning: str, flag: str | None = None) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Dashboard:
     enabled: bool = field(default=True, metadata=about(values.BOOLEAN, "serve the page", "--dashboard"))
+    browser: bool = field(
+        default=True,
+        metadata=about(values.BOOLEAN, "open the page in a browser, where a terminal and a screen are", "--no-browser"),
+    )
     theme: str = field(
         default="dark", metadata=about(values.choice("dark", "light", "auto"), "colours of the page", "--theme")
     )

@@ -34,6 +34,10 @@ def _nobody_hears(_: str) -> None:
     pass
 
 
+def _nobody_writes(_: float) -> None:
+    pass
+
+
 @dataclass(eq=False)
 class _Order:
     job: Job
@@ -53,6 +57,7 @@ class Gate:
         self.remote = False  # somebody can answer over the channel
         self.say = say
         self.how_to_answer: Callable[[], str | None] = lambda: None  # where no prompt is: said with a pause
+        self.watched_every: Callable[[float], None] = _nobody_writes  # seconds: what is recorded is written so often
         self.on_event: list[Callable[[dict[str, Any]], None]] = []
         self.kinds: dict[str, int] = {}  # of findings that stop the run -> how often they did
         self.when: list[tuple[str, Callable[[Stop], Any]]] = []  # the user's own functions

@@ -54,7 +54,7 @@ class Verbs:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self._table: dict[str, Callable[[Arguments], Any]] = {
-            "state": lambda _: gate.state(),
+            "state": self._state,
             "breakpoints": lambda _: self._breakpoints(),
             "add": self._add,
             "remove": self._remove,
@@ -74,6 +74,13 @@ class Verbs:
         if known is None:
             raise UsageError(f"no verb {verb!r}: {', '.join(self._table)}")
         return known(checked(arguments))
+
+    def _state(self, given: Arguments) -> dict[str, Any]:
+        """With `every_s`: whoever asks looks at the run's files so often."""
+        every_s = given.get("every_s")
+        if isinstance(every_s, int | float) and every_s > 0:
+            self.gate.watched_every(every_s)
+        return self.gate.state()
 
     def _abort(self) -> None:
         """Ends the training as Ctrl-C does: where it is held, else at the next layer or update."""

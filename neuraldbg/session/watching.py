@@ -30,6 +30,7 @@ from neuraldbg.control.gate import Gate, Prompt
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 from neuraldbg.records import RunInfo, Stop
 from neuraldbg.session.page import Page
+from neuraldbg.session.past import FULL, check_record, made_again, start_recording
 from neuraldbg.session.reasons import Reasons
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
 from neuraldbg.trace.rundir import new_run_info
@@ -37,6 +38,7 @@ from neuraldbg.trace.rundir import new_run_info
 RECENT = 64  # norms per layer that a gradient is compared with
 REMEMBERED_STEPS = 100_000
 _WHAT = ("output", "input", "gradient")
+_REMADE = (*_WHAT, "weight", "weight_gradient")
 
 
 find_prompt: Callable[[], Prompt | None] | None = None  # set by who may import surfaces
@@ -60,7 +62,7 @@ class NeuralDbg(Reasons):
         out: str | os.PathLike[str] | None = None,
         budget: str = "1%",
         layers: str | Sequence[str] | None = None,
-        record: bool = True,
+        record: bool | str = True,
         dashboard: bool = False,
         threshold_vanishing: float | None = None,
         threshold_exploding: float | None = None,
@@ -71,7 +73,9 @@ class NeuralDbg(Reasons):
         self._out = None if out is None else Path(out)
         self._budget = parse_budget(budget)
         self._layers = (layers,) if isinstance(layers, str) else tuple(layers or ())
-        self._recording = record
+        check_record(record)
+        self._record = record
+        self._tape: Any = None
         self._page: Page | None = None
         self._serving = dashboard
         self._vanishing = threshold_vanishing
@@ -108,15 +112,16 @@ class NeuralDbg(Reasons):
             budget=None if self._budget.full else float(self._budget.ratio),
             layers=self._layers,
             model=self._model,
-            recording=self._recording,
+            recording=self._record not in (False, "off"),
             on_layer=(self._ring.saw_layer,),
             on_gradient=(self._ring.saw_gradient,),
             gate=self._gate,
         )
-        self._gate.run_dir = self._run_dir
+        self._gate.run_dir, self._gate.watched_every = self._run_dir, writer.watched
         self._gate.prompt = None if find_prompt is None else find_prompt()
         self._capture = TorchCapture(lambda: writer, options)
         self._capture.updates.on_update.append(self._ring.step_done)
+        self._tape = start_recording(self._capture) if self._record == FULL else None
         self._capture.updates.sweep.keep_norms = True
         if self._serving:
             self._page = Page(self._run_dir, self._gate)
@@ -273,16 +278,21 @@ class NeuralDbg(Reasons):
         return {"step": found[-1].step, **describe(found[-1].input)} if found else None
 
     def inspect(self, layer_name: str, step: int | None = None, what: str = "output") -> TensorState:
-        """A layer's tensor (`output`, `input` or `gradient`) at a past step that is still stored."""
+        """A layer's tensor (`output`, `input` or `gradient`) at a past step: as it was stored, or with `record="full"`
+        made again, also `weight` and `weight_gradient`, with the words that prove it in `.source`."""
         from neuraldbg.capture.torch.inprocess import describe
 
-        if what not in _WHAT:
-            raise UnknownName("tensor", what, _WHAT, listed_by=f"one of {', '.join(_WHAT)}:")
+        known = _WHAT if self._tape is None else _REMADE
+        if what not in known:
+            raise UnknownName("tensor", what, known, listed_by=f"one of {', '.join(known)}:")
         site = self.trace.site(layer_name)
         path = site.path
         wanted = None if step is None else self._own_step.get(step, step)
-        stored = [event for event in self.events if event.layer_name == path and getattr(event, what) is not None]
+        stored = [event for event in self.events if event.layer_name == path and getattr(event, what, None) is not None]
         chosen = [event for event in stored if wanted is None or event.step == wanted]
+        if not chosen and self._tape is not None and wanted is not None:
+            tensor, proof = made_again(self._tape, self._capture, site, wanted, what)
+            return TensorState(path, step or 0, what, tensor, describe(tensor), proof)
         if not chosen:
             users = {ours: user for user, ours in self._own_step.items()}
             steps = sorted({users.get(event.step, event.step) for event in stored})

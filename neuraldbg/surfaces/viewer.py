@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fail-on", choices=("warning", "critical"))
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int)  # none: no page
+    parser.add_argument("--browser", action="store_true")  # opened once
     parser.add_argument("--push-every", type=float, default=1.0)  # seconds
     parser.add_argument("--history", type=int, default=100)  # executions that the inspector lists
     parser.add_argument("--points", type=int, default=1000)  # of a chart
@@ -97,8 +99,9 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
     if options.port is None:
         return None
     from neuraldbg.errors import NeuralDbgError
-    from neuraldbg.surfaces.web.doorway import Doorway, LazyService
+    from neuraldbg.surfaces.web.doorway import Doorway, LazyService, answer_promptly
 
+    answer_promptly()
     try:
         door = Doorway(options.host, options.port)
     except NeuralDbgError as error:
@@ -107,7 +110,12 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
     _say(door.line)
     settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
     settings |= {"theme": options.theme, **({"charts": tuple(options.charts.split(","))} if options.charts else {})}
-    return LazyService(door, run_dir, settings, _say)
+    service = LazyService(door, run_dir, settings, _say)
+    if options.browser:
+        from neuraldbg.surfaces.browser import open_page
+
+        open_page(door.address)
+    return service
 
 
 def _ignore_interrupt() -> None:
@@ -174,17 +182,18 @@ def _can_draw() -> bool:
 def _watch(run_dir: Path, trainer: Trainer, analysis: LiveAnalysis) -> None:
     """Keeps the live line until the trainer is gone. The line may fail; the report may not, so nothing escapes."""
     from neuraldbg.errors import NeuralDbgError
+    from neuraldbg.surfaces.terminal.held import Held
     from neuraldbg.surfaces.terminal.live import REDRAW_S, BottomRow
 
     started = time.monotonic()
     live: LiveText | None = None
     pause_s = REDRAW_S
-    with BottomRow(sys.stderr.fileno(), color=not os.environ.get("NO_COLOR")) as row:
+    with closing(Held(run_dir)) as held, BottomRow(sys.stderr.fileno(), color=not os.environ.get("NO_COLOR")) as row:
         while not trainer.ended(timeout_s=pause_s):
-            now = time.monotonic()
+            where, now = held.where(), time.monotonic()
             try:
                 live = live or _follow(run_dir)
-                row.show(live.text(now_s=now, running_s=now - started, verdict=analysis.headline))
+                row.show(live.text(now_s=now, running_s=now - started, verdict=analysis.headline, held=where))
             except (NeuralDbgError, OSError):
                 live = None  # nothing readable yet
             # Reading must never cost the training a core: rest at least twenty times as long as it took.
@@ -205,14 +214,16 @@ def _conclude(run_dir: Path, options: argparse.Namespace, analysis: LiveAnalysis
     from neuraldbg.analysis.findings import strict
     from neuraldbg.analysis.summary import summarise
     from neuraldbg.surfaces.reports.session import dump, session_of, write_atomic
+    from neuraldbg.surfaces.web.judgement import of_summary
     from neuraldbg.trace import open_trace
-    from neuraldbg.trace.findings import write_findings
+    from neuraldbg.trace.findings import write_findings, write_verdict
 
     trace = open_trace(run_dir)
     watch = analysis.watch or watch_of(trace)
     watch.look(trace)
     summary = summarise(trace, alive=False, anomalies=watch.report())
     write_findings(run_dir, [strict(one) for one in summary.findings])
+    write_verdict(run_dir, of_summary(summary).verdict)
     if options.json:
         print("\n" + dump(session_of(summary)), flush=True)  # the script may have left its last line open
     else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from neuraldbg.trace.rundir import FINDINGS_FILE
 
 LOCK_FILE: Final = "analysis.lock"
+VERDICT_FILE: Final = "verdict.json"
 
 
 def read_findings(run_dir: Path) -> list[dict[str, Any]]:
@@ -29,6 +30,22 @@ def read_findings(run_dir: Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict):
             found[entry.get("id", f"line {number}")] = entry
     return list(found.values())
+
+
+def write_verdict(run_dir: Path, verdict: Mapping[str, Any]) -> None:
+    """What a run that is over came to, for who opens it later: to judge a long one anew takes half a minute."""
+    draft = run_dir / f"{VERDICT_FILE}.{os.getpid()}"
+    with suppress(OSError):
+        draft.write_text(json.dumps(verdict, ensure_ascii=False), encoding="utf-8")
+        os.replace(draft, run_dir / VERDICT_FILE)
+
+
+def read_verdict(run_dir: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((run_dir / VERDICT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"state", "headline", "finding"} <= found.keys() else None
 
 
 def write_findings(run_dir: Path, findings: Sequence[Mapping[str, Any]]) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE, TABLE_CODE, TABLES
 
 MAJOR: Final = 1  # a reader refuses a larger one
-MINOR: Final = 0  # a reader copes with any: columns and tables may be added at the end
+MINOR: Final = 1  # 1: histograms; a reader copes with any: columns and tables may be added at the end
 FILE_MAGIC: Final = b"NDTRACE\n"
 CHUNK_MAGIC: Final = b"CHNK"
 FACTS_CODE: Final = TABLE_CODE["facts"]

@@ -106,7 +106,7 @@ class Trace:
         """Every step that left a row, in order."""
         found = [np.empty(0, np.int64)]
         for table in TABLES:
-            selection = self._selection(table)
+            selection = self.selection(table)
             for hit in selection.hits():
                 steps = selection.steps(hit)
                 found.append(np.unique(steps[np.r_[True, steps[1:] != steps[:-1]]]))  # neighbours first: 10x faster
@@ -167,7 +167,7 @@ class Trace:
         site: int | Site | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Columns of a table over all ranks (rank by rank, as written); `rank` says whose row it is."""
-        selection = self._selection(name, between)
+        selection = self.selection(name, between)
         wanted = None if site is None else [site if isinstance(site, int) else site.id]
         return selection.gather(list(selection.hits(sites=wanted)), columns)
 
@@ -205,13 +205,13 @@ class Trace:
         """Every row of one step: statistics of all kinds, or those of one kind."""
         if kind is not None:
             return self._of_kind(_kind(kind), (step, step))
-        selection = self._selection("stats", (step, step))
+        selection = self.selection("stats", (step, step))
         return self._rows(selection, list(selection.hits()))
 
     def first(self, where: Callable[[Mapping[str, Any]], object], *, table: str = "stats") -> dict[str, Any] | None:
         """The earliest row (by step, then order of recording) that `where` accepts; None where there is none."""
         best: dict[str, Any] | None = None
-        selection = self._selection(table)
+        selection = self.selection(table)
         for hit in selection.hits():
             if best is not None and self._ranks.first_step(hit.rank, hit.chunk) > best["step"]:
                 continue
@@ -227,7 +227,7 @@ class Trace:
     def top(self, field: str, kind: Kind | str, k: int = 10) -> list[dict[str, Any]]:
         """The k layers in which `field` was largest, each with its largest row. NaN does not compete."""
         kind = _kind(kind)
-        selection = self._selection(_TABLE_OF_KIND.get(kind, "stats"))
+        selection = self.selection(_TABLE_OF_KIND.get(kind, "stats"))
         selection.gather([], [field])  # an unknown field is an error also where nothing was recorded
         best: dict[int, tuple[float, Hit, int]] = {}
         for hit in selection.hits(kind=_code(kind)):
@@ -245,7 +245,7 @@ class Trace:
     def heatmap(self, field: str, kind: Kind | str, width: int = 1000, between: Span | None = None) -> Heatmap:
         """`field` of every layer over the steps, the largest value of each cell; NaN apart from it."""
         kind = _kind(kind)
-        selection = self._selection(_TABLE_OF_KIND.get(kind, "stats"), between)
+        selection = self.selection(_TABLE_OF_KIND.get(kind, "stats"), between)
         return pooled(selection, list(selection.hits(kind=_code(kind))), field, width)
 
     def follow(
@@ -259,7 +259,7 @@ class Trace:
         while True:
             over = self.ended or (until is not None and until())
             self.refresh()  # after the question: what came before the end is not missed
-            selections = {name: self._selection(name) for name in TABLES}
+            selections = {name: self.selection(name) for name in TABLES}
             tables = {name: self._rows(each, list(each.after(seen))) for name, each in selections.items()}
             news = News({name: rows for name, rows in tables.items() if len(rows)}, self._ranks.facts[facts:])
             seen, facts = self._ranks.ends(), len(self._ranks.facts)
@@ -278,7 +278,8 @@ class Trace:
         """The steps that are both in the window of this view and in `between`."""
         return narrowed(self._window, between)
 
-    def _selection(self, table: str, between: Span | None = None) -> Selection:
+    def selection(self, table: str, between: Span | None = None) -> Selection:
+        """The rows of a table in the window of this view and in `between`."""
         return Selection(self._ranks, table, narrowed(self._window, between))
 
     def _rows(self, selection: Selection, hits: Sequence[Hit], columns: Sequence[str] | None = None) -> Rows:
@@ -292,7 +293,7 @@ class Trace:
         sites: Sequence[int] | None = None,
         columns: Sequence[str] | None = None,
     ) -> Rows:
-        selection = self._selection(_TABLE_OF_KIND.get(kind, "stats"), between)
+        selection = self.selection(_TABLE_OF_KIND.get(kind, "stats"), between)
         return self._rows(selection, list(selection.hits(sites=sites, kind=_code(kind))), columns)
 
     def _record(self, selection: Selection, hit: Hit, position: int, field: str) -> dict[str, Any]:

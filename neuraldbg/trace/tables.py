@@ -1,4 +1,4 @@
-"""The columns of a trace: four tables of fixed-width rows, and the codes that stand for enum members on disk.
+"""The columns of a trace: five tables of fixed-width rows, and the codes that stand for enum members on disk.
 
 Codes are part of the format: append, never renumber.
 """
@@ -77,6 +77,28 @@ CALLS = np.dtype(
         ("duration_ns", "<i8"),
     ]
 )
+OCTAVES: Final = 64  # bins of a histogram, one for each power of two
+LOWEST_OCTAVE: Final = -40  # the first bin counts 2^-40 <= |x| < 2^-39; it and the last also what lies beyond
+HISTOGRAMS = np.dtype(
+    [
+        *_WHEN,
+        ("kind", "u1"),
+        ("phase", "u1"),
+        ("slot", "<u2"),
+        ("count", "<i8"),  # values of the tensor
+        ("looked_at", "<i4"),  # of them, spread evenly: these were counted
+        ("zero_count", "<i4"),  # among those looked at, as the next
+        ("bad_count", "<i4"),  # NaN and infinite
+        ("octaves", f"V{2 * OCTAVES}"),  # 64 x u16: the others by the power of two of their magnitude
+        ("wall_ns", "<i8"),
+    ]
+)
 
-TABLES: Final[dict[str, np.dtype[np.void]]] = {"stats": STATS, "spans": SPANS, "scalars": SCALARS, "calls": CALLS}
-TABLE_CODE: Final[dict[str, int]] = {"facts": 0, "stats": 1, "spans": 2, "scalars": 3, "calls": 4}
+TABLES: Final[dict[str, np.dtype[np.void]]] = {
+    "stats": STATS,
+    "spans": SPANS,
+    "scalars": SCALARS,
+    "calls": CALLS,
+    "histograms": HISTOGRAMS,
+}
+TABLE_CODE: Final[dict[str, int]] = {"facts": 0, "stats": 1, "spans": 2, "scalars": 3, "calls": 4, "histograms": 5}

@@ -34,6 +34,8 @@ FACTS_CHUNK_BYTES: Final = 1_000_000
 BALLAST_BYTES: Final = 65_536  # given back on a full disk at close, so that the end and the drops can be told
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
+SOONEST_S: Final = 0.05  # who watches may have it no more often
+WATCHED_S: Final = 3.0  # so long after the last word of who watches
 JOIN_S: Final = 5.0  # a write that hangs on a network disk may cost the close this much, not more
 
 _UPDATE_CODES: Final = (CALL_CODE[Call.STEP], CALL_CODE[Call.STEP_MANUAL])
@@ -63,6 +65,11 @@ class _Lane:
         return self.first_row + self.journalled_rows
 
 
+def _room(table: str, ring_rows: int) -> int:
+    """Histograms are few and large, and the first to be done without."""
+    return max(64, ring_rows // 16) if table == "histograms" else ring_rows
+
+
 class TraceWriter:
     """Writes the trace of one process. No method raises because of the disk: see `.error` and `.dropped`."""
 
@@ -86,7 +93,8 @@ class TraceWriter:
         self._segments = GrowingFile(self.directory, "segment", about)
         self._facts_file = GrowingFile(self.directory, "facts", about)
         self._lanes = {
-            table: _Lane(table, ring_rows, GrowingFile(self.directory, f"journal-{table}", about)) for table in TABLES
+            table: _Lane(table, _room(table, ring_rows), GrowingFile(self.directory, f"journal-{table}", about))
+            for table in TABLES
         }
         self._segment_tally: dict[Path, dict[str, int]] = {}
         self._evicted: dict[str, int] = {}
@@ -100,7 +108,8 @@ class TraceWriter:
         self._closed = self._stop = False
         self._wake = threading.Event()
         self._ballast = self.directory / "ballast"
-        self._interval_s = flush_interval_s
+        self._interval_s = self._watched_every_s = flush_interval_s
+        self._watched_until_s = 0.0
         self._thread: threading.Thread | None = None
         self._sources: list[Callable[[TraceWriter], None]] = []
         self._draining = 0  # the thread that is in a source now
@@ -161,6 +170,18 @@ class TraceWriter:
         finally:
             self._flush_lock.release()
 
+    def watched(self, every_s: float) -> None:
+        """Somebody watches who would see what is new this often: for a moment the thread writes at that pace, where its
+        own is slower."""
+        before, now = self._watched_until_s, time.monotonic()
+        self._watched_every_s, self._watched_until_s = max(every_s, SOONEST_S), now + WATCHED_S
+        if before < now and every_s < self._interval_s:
+            self._wake.set()  # it sleeps at its own pace
+
+    def _turn_s(self) -> float:
+        is_watched = time.monotonic() < self._watched_until_s
+        return min(self._interval_s, self._watched_every_s) if is_watched else self._interval_s
+
     def close(self) -> None:
         """Writes everything, ends the thread, closes the files. A second call does nothing."""
         if self._stop:
@@ -197,7 +218,7 @@ class TraceWriter:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(self._interval_s)
+            self._wake.wait(self._turn_s())
             self._wake.clear()
             if self._stop:
                 return

@@ -34,6 +34,7 @@ SAMPLES: dict[str, object] = {  # for every key a value that is not the default
     "log_level": "debug",
     "cache_dir": "cache",
     "dashboard.enabled": False,
+    "dashboard.browser": False,
     "dashboard.theme": "light",
     "dashboard.refresh_rate": 2.5,
     "dashboard.max_history": 50,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
 
-from neuraldbg.capture.budget import FIRST_IN_FULL, LONGEST_PERIOD, SamplingBudget
+from neuraldbg.capture.budget import FIRST_IN_FULL, LONGEST_PERIOD, QUIET_EVERY, SamplingBudget
 
 MS = 1_000_000
 
@@ -45,8 +46,61 @@ def test_the_share_is_kept_in_the_long_run(share: float) -> None:
     assert budget.ratio_after_start <= share
 
 
-def test_a_cheap_look_is_taken_at_every_step() -> None:
-    assert len(steps(SamplingBudget(0.1), 100, bare_ms=100, full_ms=0.01)) == 100
+def test_a_cheap_look_is_taken_at_every_step_but_those_it_is_held_against() -> None:
+    looked = steps(SamplingBudget(0.1), 20 + 20 * QUIET_EVERY, bare_ms=100, full_ms=0.01)
+    assert len(looked) == 20 + 20 * (QUIET_EVERY - 1)
+
+
+def hidden(budget: SamplingBudget, count: int, *, full_ms: float, noise: random.Random | None = None) -> list[int]:
+    """Steps of 10 ms whose full ones take longer by what our own clock sees nothing of."""
+    found = []
+    for _ in range(count):
+        late = 0.0 if noise is None else noise.gauss(0.0, 0.5)
+        wall = 10.0 + (full_ms if budget.full else 0.0) + late
+        if budget.full:
+            found.append(budget.steps)
+        budget.step_done(wall_ns=int(wall * MS), own_ns=0)
+    return found
+
+
+def test_what_our_clock_does_not_see_counts_once_it_is_held_against_quiet_steps() -> None:
+    budget = SamplingBudget(0.01)
+    looked = hidden(budget, 2000, full_ms=2.0)
+    assert budget.period == 40  # half of 0.1 ms for full looks of 2 ms
+    assert 38 <= looked[-1] - looked[-2] <= 40  # settled right after a full step, which raises the average a little
+
+
+def test_the_measured_ratio_comes_with_an_interval_that_holds_it() -> None:
+    held = 0
+    for number in range(40):
+        budget = SamplingBudget(0.01)
+        looked = hidden(budget, 4000, full_ms=3.0, noise=random.Random(number))
+        assert budget.measured is not None
+        _, low, high, pairs = budget.measured
+        truth = 3.0 / 10.0 * (len(looked) - FIRST_IN_FULL) / (4000 - FIRST_IN_FULL)
+        held += low <= truth <= high
+        assert pairs >= 5
+    assert held >= 34
+
+
+def test_nothing_is_said_of_too_few_steps() -> None:
+    budget = SamplingBudget(0.01)
+    hidden(budget, FIRST_IN_FULL + 1, full_ms=2.0)
+    assert budget.measured is None
+
+
+def test_large_tensors_are_left_out_of_most_full_steps_under_a_budget() -> None:
+    budget = SamplingBudget(0.01)
+    budget.read_bytes = 80 * 2**20
+    limits = []
+    for _ in range(2000):
+        if budget.full:
+            limits.append(budget.large_bytes)
+        budget.step_done(wall_ns=10 * MS, own_ns=1 if budget.full else 0)
+    assert limits[:FIRST_IN_FULL] == [None] * FIRST_IN_FULL
+    later = limits[FIRST_IN_FULL : FIRST_IN_FULL + 8]
+    assert later == [None, *[10 * 2**20] * 3] * 2
+    assert SamplingBudget(None).large_bytes is None
 
 
 def test_even_a_hopeless_budget_looks_now_and_then() -> None:

@@ -1,7 +1,7 @@
 """The Triton pass against the numpy twin: on a CUDA device, or on the host in Triton's interpreter.
 
-Neither is part of the usual environment (CPU builds of torch bring no triton). By hand, from the root:
-pip install --no-deps --target /tmp/triton triton && TRITON_INTERPRET=1 PYTHONPATH=.:/tmp/triton pytest THIS FILE
+CPU builds of torch bring no triton, and beside them it would change what torch.compile does: `make interpreted` keeps
+it in a folder of its own and runs this file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,8 @@ from torch import Tensor
 
 from neuraldbg.capture.kernels import twin
 from neuraldbg.capture.kernels.device import KINDS, DevicePass, readable
-from neuraldbg.capture.kernels.elements import Element, Row
+from neuraldbg.capture.kernels.elements import WIDTH, Element, Row
+from neuraldbg.capture.torch.device import _Buffer, _shared
 from neuraldbg.capture.torch.stats import from_device_row
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -26,8 +30,13 @@ needs_triton = pytest.mark.skipif(
     not HAS_TRITON or not (torch.cuda.is_available() or INTERPRETED), reason="no triton, or no device for it"
 )
 DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")
-SIZES = (1, 2, 7, 8, 9, 511, 4096, 8191, 20_000)
+SIZES = (1, 2, 7, 8, 9, 511)
+BYTES = 20_000  # two pieces and a rest
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+def sizes_of(element: Element) -> tuple[int, ...]:
+    return (*SIZES, BYTES // WIDTH[element])
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +76,10 @@ def rows_of(device_pass: DevicePass, count: int) -> list[Row]:
 @pytest.mark.parametrize("bad", [False, True], ids=["finite", "with NaN and Inf"])
 @pytest.mark.parametrize("element", sorted(KINDS), ids=lambda element: element.name)
 def test_every_type_and_size_is_measured_as_the_twin_does(device_pass: DevicePass, element: Element, bad: bool) -> None:
-    tensors = [some(element, size, bad=bad) for size in SIZES]
+    tensors = [some(element, size, bad=bad) for size in sizes_of(element)]
     for row, tensor in enumerate(tensors):
         device_pass.measure(tensor, row)
-    for row, tensor in zip(rows_of(device_pass, len(SIZES)), tensors, strict=True):
+    for row, tensor in zip(rows_of(device_pass, len(tensors)), tensors, strict=True):
         assert_alike(row, twin.measure(bytes_of(tensor), element))
 
 
@@ -120,3 +129,29 @@ def test_what_the_pass_cannot_read_is_left_to_torch() -> None:
     assert readable(one.reshape(8, 8).t())
     for odd in (one[1:], one[::2], one.to(torch.uint16), torch.empty(0), one.to(torch.complex64), one.to_sparse()):
         assert not readable(odd)
+
+
+def test_the_output_of_a_model_is_not_measured_again_after_that_of_its_last_layer() -> None:
+    got: list[tuple[str, Any]] = []
+    one, other = torch.zeros(3), torch.zeros(3)
+    slot = SimpleNamespace(rows=None, host=None)
+    buffer = _Buffer(slot, None, None, waiting=[(False, lambda row: got.append(("layer", row)))])  # type: ignore[arg-type]
+    buffer.last = (weakref.ref(one), one._version)
+    assert not _shared(buffer, other, lambda row: got.append(("other", row)))
+    assert _shared(buffer, one, lambda row: got.append(("model", row)))
+    buffer.waiting[-1][1]("row")
+    assert got == [("layer", "row"), ("model", "row")]
+    one.add_(1)
+    assert not _shared(buffer, one, lambda row: got.append(("changed", row)))
+
+
+@needs_triton
+def test_small_tensors_are_cut_smaller_and_all_of_one_call_alike() -> None:
+    passes = DevicePass(DEVICE, block=512, piece=4096)
+    tensors = [some(Element.float32, size) for size in (9000, 3, 2500)]
+    passes.measure_all(tensors, range(3))
+    rows = rows_of(passes, 3)
+    for row, tensor in zip(rows, tensors, strict=True):
+        assert_alike(row, twin.measure(bytes_of(tensor), Element.float32))
+    assert passes._piece_of(tensors) == 1024
+    assert passes._piece_of([torch.empty(4096 * 1024, dtype=torch.float64, device="meta")]) == 4096

@@ -93,10 +93,12 @@ def library(**broken: bool) -> Any:
         nvmlDeviceGetHandleByIndex=lambda number: f"device {number}",
         nvmlDeviceGetHandleByUUID=lambda uuid: f"device {uuid}",
         nvmlDeviceGetIndex=lambda _: 2,
-        nvmlDeviceGetUtilizationRates=ask("utilization", SimpleNamespace(gpu=71)),
+        nvmlDeviceGetUtilizationRates=ask("utilization", SimpleNamespace(gpu=71, memory=30)),
         nvmlDeviceGetMemoryInfo=ask("memory", SimpleNamespace(used=5_000_000)),
         nvmlDeviceGetTemperature=ask("temperature", 45),
         nvmlDeviceGetPowerUsage=ask("power", 250_000),
+        nvmlDeviceGetClockInfo=ask("clocks", 1980),
+        nvmlDeviceGetCurrentClocksThrottleReasons=ask("throttling", 0x4 | 0x1),
     )
 
 
@@ -104,10 +106,21 @@ def test_a_device_tells_what_it_can() -> None:
     told = Nvml(library(power=True), {"gpu0": "device 0"})()
     assert told == {
         "gpu0.utilization_percent": 71.0,
+        "gpu0.memory_utilization_percent": 30.0,
         "gpu0.memory_bytes": 5_000_000.0,
         "gpu0.temperature_celsius": 45.0,
         "gpu0.power_watts": None,
+        "gpu0.sm_clock_mhz": 1980.0,
+        "gpu0.memory_clock_mhz": 1980.0,
+        "gpu0.throttled_power": 1.0,
+        "gpu0.throttled_heat": 0.0,
+        "gpu0.throttled_hardware": 0.0,
     }
+    refusing = Nvml(library(throttling=True), {"gpu0": "device 0"})()
+    assert refusing["gpu0.throttled_power"] is None
+    older = library()
+    del older.nvmlDeviceGetClockInfo
+    assert Nvml(older, {"gpu0": "device 0"})()["gpu0.sm_clock_mhz"] is None
     assert Nvml(library(), {"gpu0": "device 0"})()["gpu0.power_watts"] == 250.0
 
 

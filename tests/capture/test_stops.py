@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from watching import net, trace_of, train, watching
 
+from neuraldbg.capture.torch import stops
 from neuraldbg.control.gate import Gate
 from neuraldbg.errors import AbortedByUser, UsageError
 from neuraldbg.records import Stop
@@ -63,6 +64,16 @@ def test_a_condition_on_gradients_stops_in_backward(tmp_path: Path) -> None:
         train(net(), 2)
     assert visitor.seen == [("0", "backward", 0), ("0", "backward", 1)]
     assert visitor.values[0]["grad_norm"] > 0
+
+
+def test_hits_stay_in_the_trace_the_first_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stops, "MOST_HITS", 3)
+    with stopping(tmp_path, Visitor()) as gate:
+        gate.breakpoints.add("0", "step >= 1")
+        gate.breakpoints.add("2", "step == 2")
+        train(net(), 6)
+    told = [(one["at_step"], one["layer"], one["phase"], one["breakpoints"]) for one in trace_of(tmp_path).facts("hit")]
+    assert told == [(1, "0", "forward", [1]), (2, "0", "forward", [1]), (2, "2", "forward", [2])]
 
 
 def test_stepping_goes_through_layers_backward_and_update(tmp_path: Path) -> None:

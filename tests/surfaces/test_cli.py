@@ -47,7 +47,12 @@ def test_help_lists_every_command_and_every_command_has_a_file(tmp_path: Path) -
         (("zzz",), "no command 'zzz'; see neural --help"),
         (("report", "nowhere"), "no run 'nowhere'"),
         (("report", "--fromat", "json"), "No such option '--fromat'. Did you mean '--format'?"),
-        (("report", "good", "--format", "html"), "--format html is not in this version; available: text, json"),
+        (("report", "good", "--format", "htlm"), "no format 'htlm'; did you mean 'html'?"),
+        (("report", "good", "--format", "html", "--json"), "--json and --format html ask for two things"),
+        (("report", "good", "--format", "html", "--anomalies"), "--anomalies is for text and json"),
+        (("report", "gone", "--format", "html"), "no run 'gone'"),
+        (("report", "good", "--format", "html", "-o", "missing/x.html"), "cannot write missing/x.html: No such file"),
+        (("report", "good", "-o", "missing/x.txt"), "cannot write missing/x.txt: No such file or directory"),
         (
             ("export", "good", "--format", "parquet"),
             "--format parquet is not in this version; available: json, zip, csv",

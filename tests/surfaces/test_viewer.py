@@ -22,6 +22,7 @@ import psutil
 import pytest
 from commands import environment
 from made_runs import made_run, train
+from servers import training
 
 from neuraldbg.surfaces.terminal.live import LiveText, can_draw
 from neuraldbg.trace import open_trace
@@ -194,6 +195,21 @@ def test_the_live_line_has_its_own_row_and_gives_it_back(run_dir: Path) -> None:
     assert released > shown.text.rindex("\x1b[1;23r")
     assert "Verdict" in shown.text[released:]
     assert " neural debug |" not in shown.text[released:]
+
+
+def test_the_live_line_says_where_a_held_training_waits(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        train(run, steps=5)
+    with training(run.directory) as trained:
+        trained.gate.breakpoints.add("fc")
+        with screen(run.directory) as shown:
+            shown.read_until(r"neural debug \| paused at fc forward \| step 4")
+            shown.text = ""
+            trained.gate.breakpoints.clear()
+            trained.gate.resume()
+            shown.read_until(r"neural debug \| step 4")
+            trained.gate.pause()
+            shown.read_until(r"neural debug \| paused at \w+ (forward|backward) \| step 4")
 
 
 def test_it_follows_a_resize(run_dir: Path) -> None:

@@ -13,6 +13,7 @@ from servers import asking, serving
 from starlette.testclient import TestClient
 
 from neuraldbg.surfaces.web import judgement, pages
+from neuraldbg.trace.findings import write_findings, write_verdict
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,55 @@ def test_a_frame_holds_every_layer_at_the_last_measured_step(client: TestClient)
     assert frame["metrics"]["execution_time"][at] == pytest.approx(0.00125)
     assert client.get("/api/frame?step=100000").json()["step"] == 49
     assert client.get("/api/frame").json()["step"] == 49
+
+
+def test_a_moment_is_the_frame_the_inspector_and_the_flame_graph_in_one_answer(client: TestClient) -> None:
+    whole = client.get("/api/moment?step=7&layer=conv1&spans=true").json()
+    frame = client.get("/api/frame?step=7").json()
+    numbers = np.frombuffer(base64.b64decode(whole["metrics"]["mean_activation"]), np.float32)
+    assert numbers.tolist() == frame["metrics"]["mean_activation"]
+    assert (whole["step"], whole["layers"], whole["flops"]) == (7, frame["layers"], frame["flops"])
+    inspected = client.get("/api/layer_inspect/conv1?step=7").json()
+    assert whole["inspected"] == {name: inspected[name] for name in whole["inspected"]}
+    assert whole["inspected"]["step"] == 7
+    assert whole["spans"] == client.get("/api/flame?step=7").json()["spans"]
+
+
+def test_a_moment_holds_only_what_is_asked_for(client: TestClient) -> None:
+    bare = client.get("/api/moment?step=7").json()
+    assert (bare["inspected"], bare["spans"]) == (None, [])
+    unknown = client.get("/api/moment?step=7&layer=conv7").json()["inspected"]
+    assert "did you mean 'conv1'" in unknown["error"]
+
+
+def test_hits_that_were_recorded_are_told_with_the_run(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        run.writer.fact("hit", at_step=3, layer="fc", phase="forward", breakpoints=[1])
+        run.end(steps=5)
+    with asking(tmp_path / "run") as client:
+        assert client.get("/api/run").json()["hits"] == [{"step": 3, "layer": "fc"}]
+
+
+def test_a_verdict_that_was_written_is_not_worked_out_again(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        train(run)
+        run.end(steps=50)
+    told = {"state": "healthy", "headline": "as the viewer has written it", "finding": None}
+    write_findings(tmp_path / "run", [])
+    write_verdict(tmp_path / "run", told)
+    with asking(tmp_path / "run") as client:
+        assert client.get("/api/verdict").json() == told
+        (tmp_path / "run" / "verdict.json").write_text("[")  # half of one counts as none
+        assert client.get("/api/verdict").json()["headline"].startswith("50 updates")
+
+
+def test_a_server_that_leaves_takes_the_judging_process_with_it(tmp_path: Path) -> None:
+    judge = judgement.Judge()
+    judge.close()
+    with made_run(tmp_path / "run") as run:
+        train(run)
+        run.end(steps=50)
+    assert judge.recorded(tmp_path / "run").verdict == judgement.SO_FAR
 
 
 def test_a_heatmap_comes_with_its_names(client: TestClient) -> None:

@@ -177,6 +177,55 @@ def test_the_bytes_of_a_heatmap_are_shares_of_its_range() -> None:
     assert (shown(np.nan).low, shown(np.nan).cells.tolist()) == (None, [[data.NOT_MEASURED]])
 
 
+def test_histograms_are_answered_without_their_empty_ends(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        site = run.module("fc", "Linear", run.model())
+        run.stats(site, Kind.ACTIVATION, 0)
+        for step in range(300):
+            run.histogram(site, Kind.ACTIVATION, step, {-3: 5, -2: 0, -1: 20}, zeros=7)
+        run.histogram(site, Kind.ACTIVATION, 300, {}, zeros=4)
+        run.end(steps=301)
+    with asking(tmp_path / "run") as client:
+        answer = client.get("/api/histogram?layer=fc").json()
+        none = client.get("/api/histogram?layer=fc&kind=gradient").json()
+    assert (answer["tensor"], answer["recorded"], len(answer["histograms"])) == ("fc", 301, 101)
+    first, last = answer["histograms"][0], answer["histograms"][-1]
+    assert first == {
+        "step": 0, "values": 32, "looked_at": 32, "zero": 7, "not_finite": 0, "from": -3, "counts": [5, 0, 20]
+    }  # fmt: skip
+    assert (last["step"], last["zero"], last["counts"]) == (300, 4, [])
+    assert (none["tensor"], none["histograms"]) == (None, [])
+
+
+def test_every_rank_has_its_last_step_loss_and_time(client: TestClient) -> None:
+    assert client.get("/api/ranks").json()["ranks"] == [
+        {"rank": 0, "ended": True, "last_step": 49, "loss": pytest.approx(0.1985, abs=1e-3), "step_time_s": 0.01}
+    ]
+
+
+def test_losses_over_time_and_epochs(client: TestClient) -> None:
+    by_time = client.get("/api/compare/losses?a=good&b=broken&align=time").json()
+    assert by_time["unknown"] is None
+    assert len(by_time["loss"]) == len(by_time["steps"]) == 400
+    by_epoch = client.get("/api/compare/losses?a=good&b=broken&align=epoch").json()
+    assert (by_epoch["loss"], by_epoch["unknown"]) == ([], "run A used no DataLoader whose length is known")
+    assert client.get("/api/compare/losses?a=good&b=broken&align=mood").status_code == 422
+
+
+def test_checkpoints_are_told_with_the_run(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        train(run, steps=5)
+        for step in (2, 2, 4):
+            run.writer.fact("checkpoint_saved", step=step, file="last.pt", line="train.py:9")
+        run.writer.fact("state_loaded", step=0, owner="module", line="train.py:3")
+        run.end(steps=5)
+    with asking(tmp_path / "run") as client:
+        found = client.get("/api/run").json()["checkpoints"]
+    assert [(one["step"], one["what"], one["file"]) for one in found] == [
+        (0, "loaded", None), (2, "saved", "last.pt"), (4, "saved", "last.pt")
+    ]  # fmt: skip
+
+
 def test_no_histogram_is_made_up(client: TestClient) -> None:
     answer = client.get("/api/histogram?layer=fc&kind=activation").json()
     assert answer["histograms"] == []

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import MadeRun, made_run, train
-from servers import asking, serving, training
+from servers import asking, send, serving, training
 from waiting import eventually
 from websockets.sync.client import ClientConnection, connect
 
@@ -36,10 +36,10 @@ def stream(door: Doorway, query: str = "") -> ClientConnection:
     return connect(f"ws://127.0.0.1:{door.port}/api/events{query}", max_size=None)
 
 
-def next_of(connection: ClientConnection, kind: str) -> dict[str, Any]:
+def next_of(connection: ClientConnection, kind: str, within_s: float = 30) -> dict[str, Any]:
     """The next message of a type."""
     while True:
-        message: dict[str, Any] = json.loads(connection.recv(timeout=30))
+        message: dict[str, Any] = json.loads(connection.recv(timeout=within_s))
         if message["type"] == kind:
             return message
 
@@ -71,6 +71,56 @@ def test_frames_follow_a_growing_run(tmp_path: Path) -> None:
             assert next_of(page, "frame")["step"] == 1  # the newest step may still be being recorded
             _one_step(run, site, 3)
             assert next_of(page, "frame")["step"] == 2
+
+
+def test_the_trainer_learns_how_often_a_page_looks_and_only_while_one_does(run_dir: Path) -> None:
+    told: list[float] = []
+    with training(run_dir) as trained, serving(run_dir, interval_s=0.125) as door:
+        trained.gate.watched_every = told.append
+        send(door, "GET", "/api/run")
+        assert told == []
+        with stream(door):
+            eventually(lambda: told)
+        assert set(told) == {0.125}
+
+
+def test_steps_whose_layers_were_not_measured_are_told_too(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run, serving(run.directory) as door:
+        site = run.module("fc", "Linear", run.model())
+        for step in range(3):
+            _one_step(run, site, step)
+        with stream(door) as page:
+            assert next_of(page, "frame")["step"] == 1
+            run.scalar("loss", 3, 1.5)
+            run.writer.flush()
+            assert next_of(page, "frame")["step"] == 2  # whole, now that the next one has begun
+            run.scalar("loss", 4, 2.0)
+            run.scalar("loss", 5, 2.5)
+            run.writer.flush()
+            told = next_of(page, "step")
+            assert (told["step"], told["last_step"], told["scalars"]["loss"]) == (4, 5, 2.0)
+
+
+def test_the_interval_holds_frames_back(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run, ExitStack() as stack:
+        doors = [stack.enter_context(serving(run.directory, interval_s=each)) for each in (0.02, 600)]
+        site = run.module("fc", "Linear", run.model())
+        for step in range(3):
+            _one_step(run, site, step)
+        often, seldom = (stack.enter_context(stream(door)) for door in doors)
+        assert next_of(often, "frame")["step"] == next_of(seldom, "frame")["step"] == 1
+        for step in range(3, 10):
+            _one_step(run, site, step)
+            assert next_of(often, "frame")["step"] == step - 1
+        with pytest.raises(TimeoutError):
+            next_of(seldom, "frame", within_s=0.5)
+
+
+def test_answers_leave_at_once(run_dir: Path) -> None:
+    """asyncio switches Nagle's algorithm off only for sockets that say they are TCP."""
+    door = Doorway("127.0.0.1", 0)
+    assert door.listener.proto == socket.IPPROTO_TCP
+    door.close()
 
 
 def _one_step(run: MadeRun, site: int, step: int) -> None:

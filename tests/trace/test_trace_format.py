@@ -14,14 +14,24 @@ from hypothesis.extra import numpy as npst
 from trace_making import describe_net, new_run, stats
 
 from neuraldbg.errors import TraceTooNew
+from neuraldbg.records import Kind
 from neuraldbg.trace import TraceWriter, open_trace
 from neuraldbg.trace import format as ndt
+from neuraldbg.trace.histograms import histograms
 from neuraldbg.trace.tables import TABLES
 
+
+def rows_of(table: str) -> st.SearchStrategy[np.ndarray]:
+    """Any rows of a table; bytes stand for columns that have no type of their own."""
+    dtype = TABLES[table]
+    kinds = [
+        (name, dtype[name] if dtype[name].kind != "V" else f"S{dtype[name].itemsize}") for name in dtype.names or ()
+    ]
+    return npst.arrays(np.dtype(kinds), st.integers(0, 40)).map(lambda rows: rows.view(dtype))
+
+
 BLOCKS = st.lists(
-    st.sampled_from(sorted(TABLES)).flatmap(
-        lambda table: st.tuples(st.just(table), npst.arrays(TABLES[table], st.integers(0, 40)), st.booleans())
-    ),
+    st.sampled_from(sorted(TABLES)).flatmap(lambda table: st.tuples(st.just(table), rows_of(table), st.booleans())),
     max_size=8,
 )
 
@@ -142,7 +152,7 @@ def test_a_newer_major_version_says_so_and_what_to_do(
     newer = ndt.encode_file_header(rank=0)
     monkeypatch.undo()
     copy = damaged_copy(sound_run, tmp_path, "segment-000000.ndt", newer)
-    with pytest.raises(TraceTooNew, match=r"newer NeuralDbg \(format 2\.0; this one reads up to 1\.x\): upgrade with"):
+    with pytest.raises(TraceTooNew, match=r"newer NeuralDbg \(format 2\.1; this one reads up to 1\.x\): upgrade with"):
         open_trace(copy)
 
 
@@ -161,6 +171,24 @@ def test_a_newer_minor_version_with_one_more_column_and_table_is_read(
     with open_trace(run) as trace:
         assert trace.damage is None
         assert trace.table("stats")["seq"].tolist() == list(range(100))
+
+
+def test_a_run_of_before_there_were_histograms_opens_without_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.delitem(TABLES, "histograms")
+        patch.setattr(ndt, "MINOR", 0)
+        with TraceWriter(run, threaded=False) as writer:
+            describe_net(writer)
+            writer.append("stats", stats(0, 100))
+    with open_trace(run) as trace:
+        assert trace.damage is None
+        assert len(trace.table("stats")["step"]) == 100
+        assert len(trace.table("histograms")["step"]) == 0
+        assert histograms(trace, "0.weight", Kind.PARAMETER).steps.tolist() == []
+        assert trace.last_step is not None
 
 
 def test_a_column_that_an_older_file_lacks_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,28 @@ def test_the_flush_thread_writes_by_itself_and_a_reader_sees_it_meanwhile(tmp_pa
         assert not trace.ended
 
 
+def test_who_watches_does_not_wait_for_the_writers_own_pace(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with TraceWriter(run, flush_interval_s=3600) as writer:
+        writer.watched(0.01)
+        for already in (0, 100, 200):
+            writer.append("stats", stats(already, 100))
+            wait_until(lambda already=already: writer.written["stats"] == already + 100)
+
+
+def test_the_pace_of_who_watches_is_bounded_and_ends_with_him(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run(tmp_path)
+    with TraceWriter(run, flush_interval_s=3600) as writer:
+        assert writer._turn_s() == 3600
+        writer.watched(0)
+        assert writer._turn_s() == writer_module.SOONEST_S
+        writer.watched(7200)
+        assert writer._turn_s() == 3600
+        writer.watched(0.1)
+        monkeypatch.setattr(writer, "_watched_until_s", time.monotonic() - 1)
+        assert writer._turn_s() == 3600
+
+
 def test_a_full_ring_drops_and_counts_and_says_so_in_the_trace(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     writer = TraceWriter(run, ring_rows=100, threaded=False)

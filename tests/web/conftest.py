@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trainings import going_on, record, viewing, without
+from trainings import going_on, record, report, viewing, without
 
 from neuraldbg.surfaces.web.pages import BUILT
 
@@ -59,6 +59,38 @@ def page(browser: Any) -> Iterator[Any]:
     yield page
     context.close()
     assert wrong == []
+
+
+@pytest.fixture
+def lone(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file in a page that may ask for nothing else; whatever it complains about fails the test."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, offline=True)
+    context.set_default_timeout(20_000)
+    wrong: list[str] = []
+
+    def opened(file: Path, theme: str = "dark", query: str = "") -> Any:
+        page = context.new_page()
+        page.emulate_media(color_scheme=theme)
+        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        own = (file.as_uri(), "data:", "blob:")
+        page.on("request", lambda asked: None if asked.url.startswith(own) else wrong.append(asked.url))
+        page.goto(f"{file.as_uri()}{query}")
+        return page
+
+    yield opened
+    context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="session")
+def reports(runs: dict[str, Path]) -> dict[str, Path]:
+    """The recorded runs as files, in a folder of their own."""
+    made = {name: path.parent / "sent" / f"{name} report.html" for name, path in runs.items()}
+    (runs["healthy"].parent / "sent").mkdir()
+    for name, file in made.items():
+        report(runs[name], file)
+    return made
 
 
 def _is_far(url: str) -> bool:

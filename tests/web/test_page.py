@@ -18,7 +18,7 @@ VIEWS = {
     "why": "Findings",
     "heatmap": "grad norm of every layer over the steps",
     "layer": "Layer inspector",
-    "breakpoints": "New breakpoint",
+    "breakpoints": "Breakpoints",
     "performance": "Flame graph",
     "compare": "Where they part",
     "Execution Trace": "Timeline of a step",
@@ -121,6 +121,39 @@ def test_a_run_that_crashed_says_why(page: Any, recorded: str) -> None:
     look(page, "crashed-dark")
 
 
+def test_losses_are_compared_over_steps_time_or_epochs(page: Any, recorded: str) -> None:
+    page.goto(f"{recorded}/?view=compare&run=healthy&other=crashed&align=time")
+    losses = page.get_by_role("region", name="Losses over the time, s")
+    losses.get_by_role("img", name=re.compile("over 400 points from step 0 to")).wait_for()
+    page.get_by_role("button", name="epoch", exact=True).click()
+    assert "align=epoch" in page.url
+    page.get_by_text("Not known: run A used no DataLoader").wait_for()
+    page.get_by_role("button", name="step", exact=True).click()
+    page.get_by_role("region", name="Losses over the steps").get_by_role("img", name=re.compile("to 39$")).wait_for()
+    assert "align" not in page.url
+
+
+def test_histograms_of_a_layer_lie_over_the_steps(page: Any, recorded: str) -> None:
+    page.goto(f"{recorded}/?view=layer&run=healthy&layer=1&step=16")
+    panel = page.get_by_role("region", name="Distribution over time")
+    for kind in ("Activation", "Gradient", "Weight"):
+        panel.get_by_role("button", name=kind).click()
+        panel.get_by_text("at step 16").wait_for()
+    panel.get_by_text("1.weight").wait_for()
+    panel.get_by_text("view as table").click()
+    rows = panel.get_by_role("region", name="parameter over the steps as a table").get_by_role("row")
+    rows.nth(5).wait_for()
+    assert [rows.nth(at).get_by_role("cell").first.inner_text() for at in range(1, 6)] == ["0", "8", "16", "24", "32"]
+    assert rows.nth(1).get_by_role("cell").nth(1).inner_text() == "32"  # values that were looked at
+
+
+def test_saved_checkpoints_are_marked_on_the_scrubber(page: Any, recorded: str) -> None:
+    page.goto(f"{recorded}/?run=healthy")
+    mark = page.get_by_role("button", name=re.compile(r"checkpoint saved \(model\.pt\), train\.py:\d+$"))
+    mark.click()
+    assert (mark.inner_text(), text(page, "shown-step")) == ("^", "20")
+
+
 def test_two_runs_are_compared(page: Any, recorded: str) -> None:
     page.goto(f"{recorded}/?view=compare&other=healthy")
     where = page.get_by_role("region", name="Where they part")
@@ -215,17 +248,40 @@ def test_a_condition_is_checked_while_it_is_typed_and_stops_the_run(paused: Any)
     paused.get_by_label("Group of the breakpoint").fill("mine")
     paused.get_by_role("button", name="Add").click()
     listed = paused.get_by_role("region", name="Breakpoints", exact=True).last
-    listed.get_by_text("step >= 0").wait_for()
+    kept = listed.get_by_label("Condition at 1")
+    kept.wait_for()
+    assert kept.input_value() == "step >= 0"
+    kept.fill("step >= 1")  # and is changed where it stands
+    kept.press("Enter")
+    paused.get_by_text("Breakpoint changed for 1").wait_for()
 
-    paused.get_by_role("heading", name="New breakpoint").click()
+    paused.get_by_role("heading", name="Breakpoints", exact=True).click()
     paused.keyboard.press("c")
-    paused.get_by_role("region", name="Hits on this page").get_by_text("breakpoint hit at 1").first.wait_for()
+    paused.get_by_role("region", name="Hits").get_by_text("breakpoint hit at 1").first.wait_for()
     until(paused, lambda: text(paused, "state") == "PAUSED")
     paused.get_by_role("checkbox", name="mine").uncheck()
     until(paused, lambda: not listed.get_by_role("checkbox").first.is_checked())
     look(paused, "breakpoints-hit-dark")
     paused.get_by_role("button", name="Remove the breakpoint at 1").click()
     paused.get_by_text("No breakpoints.").wait_for()
+
+
+def test_a_pause_tells_the_numbers_of_its_place(paused: Any) -> None:
+    known = paused.evaluate("fetch('/api/state').then((answer) => answer.json())")["values"]
+    assert known
+    said = paused.get_by_role("status").filter(has_text="Paused at")
+    until(paused, lambda: all(name in said.inner_text() for name in known))
+
+
+def test_the_end_of_a_training_is_asked_for_twice(page: Any, live: str) -> None:
+    page.goto(live)
+    until(page, lambda: text(page, "state") == "RUNNING")
+    asked: list[str] = []
+    page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.get_by_role("button", name="End", exact=True).click()
+    assert asked == ["End this training now, as Ctrl-C does?"]
+    before = number(page, "step")
+    until(page, lambda: number(page, "step") > before)
 
 
 def test_a_live_run_can_be_looked_back_on_while_it_goes_on(page: Any, live: str) -> None:

@@ -36,22 +36,24 @@ for step in range(steps):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    if step == 19:
+        torch.save(model.state_dict(), "model.pt")
     time.sleep(nap)
     if step == crash_at:
         raise RuntimeError("the loader gave up")
 """
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1", **changes}
 
 
-def started(folder: Path, name: str, words: Sequence[str], *options: str) -> subprocess.Popen[str]:
+def started(folder: Path, name: str, words: Sequence[str], *options: str, **changes: str) -> subprocess.Popen[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     command = [*NEURAL, "debug", "--budget", "full", "--out", str(folder / name), *options, str(script), *words]
     return subprocess.Popen(
-        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        command, cwd=folder, env=environment(**changes), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, encoding="utf-8",
     )  # fmt: skip
 
@@ -68,6 +70,12 @@ def record(folder: Path) -> dict[str, Path]:
         _, said = training.communicate(timeout=PATIENCE_S)
         assert training.returncode == code, said
     return {name: folder / name for name in wanted}
+
+
+def report(run: Path, file: Path) -> None:
+    """`neural report --format html`."""
+    command = [*NEURAL, "report", str(run), "--format", "html", "-o", str(file)]
+    subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
 
 
 @contextmanager
@@ -101,10 +109,10 @@ def going_on(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def viewing(*runs: Path) -> Iterator[str]:
+def viewing(*runs: Path, port: int = 8450, cwd: Path | None = None, **changes: str) -> Iterator[str]:
     """`neural view` of recorded runs."""
     server = subprocess.Popen(
-        [*NEURAL, "view", "--port", "8450", *map(str, runs)], cwd=runs[0].parent, env=environment(),
+        [*NEURAL, "view", "--port", str(port), *map(str, runs)], cwd=cwd or runs[0].parent, env=environment(**changes),
         stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, encoding="utf-8",
     )  # fmt: skip
     try:

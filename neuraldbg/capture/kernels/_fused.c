@@ -4,6 +4,7 @@
    keeps it alive. The results are tuples in the order of the columns of the trace. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 
 #include "_measure.h"
 
@@ -229,6 +230,9 @@ PyDoc_STRVAR(sweep_doc, "sweep([(address, dtype, count, gradient, its dtype, bef
 
 static PyObject *sweep(PyObject *self, PyObject *const *args, Py_ssize_t given) { return of_many(args, given, 1); }
 
+#include "_layers.h"
+#include "_layers_type.h"
+
 static PyMethodDef methods[] = {
     {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, measure_doc},
     {"hash", (PyCFunction)(void (*)(void))hash, METH_FASTCALL, hash_doc},
@@ -249,6 +253,9 @@ static int prepare(PyObject *module)
         PyTuple_SET_ITEM(names, i, PyUnicode_FromString(SET_NAMES[i]));
     int failed = PyModule_AddObjectRef(module, "INSTRUCTION_SETS", names);
     Py_DECREF(names);
+#ifdef HAVE_LAYERS
+    failed = failed || add_layers(module) < 0 ? -1 : 0;
+#endif
     return failed;
 }
 

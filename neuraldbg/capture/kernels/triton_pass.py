@@ -189,19 +189,20 @@ def _sum_rest(
 
 @triton.jit(do_not_specialize=["address", "count", "base"])
 def measure_pass(
-    address, count, table, base, partials, hashes,
-    KIND: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    address, count, table, base, partials, hashes, words_of_piece,
+    KIND: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     TENSORS: tl.constexpr, MOVED: tl.constexpr, HASH: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one tensor. TENSORS = 0: the one at `address`; else a power of two, and `table` holds as many
-    addresses, counts, numbers of first pieces and, if MOVED, addresses of what is subtracted."""
+    """One piece of one tensor; `words_of_piece` is a multiple of BLOCK. TENSORS = 0: the one at `address`; else a
+    power of two, and `table` holds as many addresses, counts, numbers of first pieces and, if MOVED, addresses of what
+    is subtracted."""
     K: tl.constexpr = 8 // WIDTH
     ACC: tl.constexpr = tl.float64 if KIND == F64 or KIND >= I16 else tl.float32
     address, before, count, piece = _which(address, count, table, TENSORS, MOVED)
     size = count * WIDTH
     whole = size // 8
-    start = piece * PIECE
-    end = tl.minimum(start + PIECE, (size + 7) // 8)
+    start = piece * words_of_piece
+    end = tl.minimum(start + words_of_piece, (size + 7) // 8)
     safe = tl.minimum(end, whole)
     words = tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
     olds = tl.multiple_of(before.to(tl.pointer_type(tl.int64)), 16)

@@ -28,8 +28,9 @@ from neuraldbg.capture.layers import layer_filter
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.batches import BatchWatch
 from neuraldbg.capture.torch.bypass import Bypass
+from neuraldbg.capture.torch.compiled import CompiledWatch
 from neuraldbg.capture.torch.core import Core, undisturbed
-from neuraldbg.capture.torch.evidence import start_watchers
+from neuraldbg.capture.torch.evidence import PROFILED, start_watchers
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.ledger import Ledger
 from neuraldbg.capture.torch.patches import Patches
@@ -55,7 +56,10 @@ class Options:
     stop_on_nan: bool = False  # raise StoppedOnNaN before a NaN or Inf reaches the weights
     arm_step: int | None = None  # from this update on every operation is watched until a NaN or Inf is found
     focus: tuple[str, ...] = ()  # groups of layer statistics that are wanted after the first updates; none is all
+    profile: bool = False  # times of layers and phases only: no statistics, no evidence about faults
+    memory: bool = False  # of a profiled run: also what layers allocate and keep
     gate: Any = None  # what may hold the training (control.Gate)
+    inexact_taps: bool = False  # measure inside compiled code also where that changes last bits
     strict: bool = False  # tests: our own exceptions are not swallowed
     on_layer: tuple[Callable[..., None], ...] = field(default=())
     on_gradient: tuple[Callable[..., None], ...] = field(default=())
@@ -73,7 +77,8 @@ class TorchCapture:
         tree.layer_filter = layer_filter(options.layers)
         self.recursion = DeeperRecursion()
         tree.on_depth = self.recursion.make_room
-        self.core = Core(recorder, tree, SamplingBudget(options.budget), guard, recording=options.recording)
+        recording = options.recording and not options.profile
+        self.core = Core(recorder, tree, SamplingBudget(options.budget), guard, recording=recording)
         self.core.kinds = kinds_of(options.focus)
         self.core.on_layer += [guard.shield("layers for an observer")(observe) for observe in options.on_layer]
         self.core.on_gradient += [guard.shield("gradients for an observer")(observe) for observe in options.on_gradient]
@@ -86,7 +91,8 @@ class TorchCapture:
         self.bypass = Bypass(self.core, self.passes, self.patches)
         self.updates.on_update.append(self.bypass.after_update)
         self.updates.on_update.append(self._report_overhead)
-        self.watchers = [*start_watchers(self), Probes(self)]
+        self.compiled = CompiledWatch(self.core, self.passes, self.patches, inexact=options.inexact_taps)
+        self.watchers = self._watchers(options)
         if options.gate is not None:
             self.core.stops = Stops(self.core, self.passes._hook, options.gate, self.updates.sweep)
         self._reported_at = time.monotonic()
@@ -96,6 +102,13 @@ class TorchCapture:
         if options.model is not None:
             guard.shield("the model given")(lambda: tree.walk(tree.top(unwrap(options.model)[0])))()
         self._install()
+
+    def _watchers(self, options: Options) -> list[Any]:
+        if not options.profile:
+            return [*start_watchers(self), Probes(self)]
+        from neuraldbg.capture.torch.timing import Timing
+
+        return [Timing(self), *start_watchers(self, PROFILED)]
 
     # -- installing --------------------------------------------------------------------------------------------------
 
@@ -118,10 +131,7 @@ class TorchCapture:
         registered = guard.shield("module tree")(tree.child_registered)
         handle(torch_module.register_module_module_registration_hook(_returning_none(registered, self.core)))
         self.patches.replace(torch_module, "_has_any_global_hook", partial(_foreign_global_hooks))
-        handle(torch_module.register_module_forward_pre_hook(self.passes.pre_hook))
-        after = torch_module.register_module_forward_hook(self.passes.post_hook, with_kwargs=True, always_call=True)
-        handle(after)
-        self.patches.undo(torch_module._global_forward_hooks_with_kwargs.pop, after.id, None)  # torch leaves it behind
+        self.passes.hooks.install(self.patches)
 
     def _install_optimizer_hooks(self) -> None:
         handle, replace = self.patches.handle, self.patches.replace
@@ -198,6 +208,7 @@ class TorchCapture:
         return {
             "ratio": (budget.own_ns + dispatch) / bare if bare > 0 else None,
             "ratio_after_start": None if later is None else later + extra,
+            "measured": None if budget.measured is None else list(budget.measured),
             "sampled_steps": budget.sampled,
             "total_steps": budget.steps,
             "own_s": budget.own_ns / 1e9,
@@ -225,7 +236,8 @@ class TorchCapture:
             finish(part)()
         self._close_books()
         overhead = self.overhead()
-        self.core.on = False
+        self.core.on, self.core.closed = False, True
+        self.passes.quick.close()
         self.recursion.close()
         self.patches.close()
         self._let_go()
@@ -249,16 +261,17 @@ class TorchCapture:
         """Somebody may keep a function of ours for good (`from torch.autograd import grad`, Dynamo's tables): not us
         with it."""
         watchers = (self.updates.on_update, self.updates.before_update, self.passes.before_pass)
-        observers = (self.core.on_layer, self.core.on_gradient)
+        observers = (self.core.on_layer, self.core.on_gradient, self.core.on_look)
         for notices in (*watchers, self.backward.before_backward, self.backward.after_backward, *observers):
             notices.clear()
         self.core.moments.clear()
+        self.core.steady.clear()
         self.watchers.clear()
 
     def forget(self) -> None:
         """In a forked child: hooks stay in place but do nothing, and nothing is written. Device buffers are left as
         they are: to free one is a CUDA call, and a forked process may make none."""
-        self.core.on = False
+        self.core.on, self.core.closed = False, True
         self.core.recorder.abandon()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neuraldbg.capture.budget import FIRST_IN_FULL
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
@@ -18,6 +19,8 @@ from neuraldbg.capture.torch.stats import digest_of, measurable, plain
 from neuraldbg.records import Call, Kind, Phase, SiteKind
 
 LOSS_LINES = 16  # lines of the script that call backward and get a series of their own
+_LARGE = 2**26  # elements on a device above which the inputs of a loss are measured now and then only
+_NOW_AND_THEN = 16
 _PROBED = 8  # parameters whose old gradient is looked at when a backward begins
 
 
@@ -99,18 +102,19 @@ class BackwardWatch:
     def _enter(self, tensors: Any) -> tuple[int, int]:
         core = self.core
         start = now_ns()
+        core.clock.backward_began(start)
         for check in self.before_backward:
             check()
-        if self.since_update == 0 and core.sampling:
+        if self.since_update == 0 and core.looking:
             self._look_for_old_gradients()
         source = core.recorder.source(3)
         loss = _loss_of(tensors)
         core.recorder.call(Call.BACKWARD, self.loss_site, source=source)
         if loss is not None:
             self._record_loss(loss, source)
-            if core.sampling or source not in self._known:
+            if core.looking or (core.statistics and source not in self._known):
                 self._record_anatomy(loss, source)
-        for notice in core.moments.backward_begun:
+        for notice in core.heard.backward_begun:
             notice(loss, source)
         end = now_ns()
         core.own_ns += end - start
@@ -119,12 +123,13 @@ class BackwardWatch:
     def _leave(self, tensors: Any, began: tuple[int, int] | None) -> None:
         core = self.core
         end = now_ns()
+        core.clock.backward_ended(end)
         core.backwards += 1
         self.since_update += 1
         loss = _loss_of(tensors)
         if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
-        for notice in (*self.after_backward, *core.moments.backward_done):
+        for notice in (*self.after_backward, *core.heard.backward_done):
             notice(loss)
         core.own_ns += now_ns() - end
 
@@ -168,7 +173,7 @@ class BackwardWatch:
                 terms=[[term.kind, term.fed_by, term.reduction] for term in anatomy.terms[:16]],
                 passes=sorted(anatomy.passes)[:64],
             )
-        if self.core.sampling:
+        if self.core.looking:
             self._loss_inputs(anatomy)
 
     def _loss_inputs(self, anatomy: LossAnatomy) -> None:
@@ -177,7 +182,7 @@ class BackwardWatch:
         step = recorder.step
         for slot, term in enumerate(anatomy.terms[:4]):
             for kind, tensor in ((Kind.INPUT, term.inputs), (Kind.TARGET, term.target)):
-                if tensor is None:
+                if tensor is None or (tensor.is_cuda and tensor.numel() > _LARGE and _is_late(step)):
                     continue
                 where = (kind, Phase.FORWARD, slot, -1)
                 digest = digest_of(tensor) if tensor.numel() <= 65_536 else 0
@@ -206,6 +211,11 @@ class BackwardWatch:
             recorder.call(Call.GRAD_STALE, value=value, aux=float(len(share)), at_step=step)
 
         core.device.scalar(share.float().mean(), deliver)
+
+
+def _is_late(step: int) -> bool:
+    """Logits of a language model are the largest tensor of its step, and were measured as the model's output."""
+    return step >= FIRST_IN_FULL and step % _NOW_AND_THEN != 0
 
 
 def _loss_of(tensors: Any) -> Tensor | None:

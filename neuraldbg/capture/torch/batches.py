@@ -28,6 +28,7 @@ class BatchWatch:
         self.iterators: Counter[int] = Counter()  # site -> times the loader was begun
         self._begun = core.guard.shield("loaders")(self._iterating)
         self._seen = core.guard.shield("batches")(self._batch)
+        self._waits = core.guard.shield("waiting for batches")(self._wait_begins)
 
     def wrap_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Remember which loader an iterator belongs to: two loaders may share one dataset."""
@@ -56,15 +57,21 @@ class BatchWatch:
             if cannot_look() or not core.on:
                 return original(iterator)
             start = now_ns()
+            if core.clock.on:
+                self._waits(start)
             batch = original(iterator)
             self._seen(iterator, batch, start)
             return batch
 
         return __next__
 
+    def _wait_begins(self, now: int) -> None:
+        self.core.clock.wait_began(now)
+
     def _batch(self, iterator: Any, batch: Any, start: int) -> None:
         core = self.core
         end = now_ns()
+        core.clock.waited(end)
         site = self._site_of.get(iterator)
         site = -1 if site is None else site
         digest = 0

@@ -37,7 +37,7 @@ class Bypass:
             self.core.recorder.fact("note", level="info", text=text)
 
     def _after_update(self, step: int) -> None:
-        if step > 20 or not self.core.sampling:
+        if step > 20 or not self.core.looking:
             return
         suspects = []
         for root, _ in self.core.tree.models.items():

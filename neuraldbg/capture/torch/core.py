@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch import Tensor
 from neuraldbg.capture.budget import FIRST_IN_FULL, SamplingBudget
 from neuraldbg.capture.focus import EVERYTHING
 from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.torch.clock import NoClock
 from neuraldbg.capture.torch.device import DeviceQueue
 from neuraldbg.capture.torch.moments import Moments
 from neuraldbg.capture.torch.recorder import Recorder
@@ -22,6 +24,7 @@ from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
+RARELY = 16  # steps: where every one is measured, evidence is gathered in ever fewer, down to one of so many
 now_ns: Callable[[], int] = time.perf_counter_ns
 
 
@@ -76,6 +79,7 @@ class Core:
     local: Local = field(default_factory=Local)
     lock: threading.RLock = field(default_factory=threading.RLock)  # training in several threads
     on: bool = True
+    closed: bool = False  # for good
     any_backward: int = 0  # backwards under way in all threads
     backwards: int = 0
     own_ns: int = 0  # time spent in our own code during the current step
@@ -84,29 +88,65 @@ class Core:
     recording: bool = True  # keep passes so that they can be run again
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
+    on_look: list[Callable[..., None]] = field(default_factory=list)  # (layer, pass, values), in steps looked at
     moments: Moments = field(default_factory=Moments)
+    steady: Moments = field(default_factory=Moments)  # of them, those that look at every step
     kinds: frozenset[Kind] = EVERYTHING  # statistics of layers that are taken after the first updates
     stops: Any = None  # Stops, where a gate is wired in
+    statistics: bool = True  # False: a full step is timed and nothing of it is measured
+    clock: NoClock = field(default_factory=NoClock)  # phases of a step, where a run is profiled
+    largest: int = sys.maxsize  # bytes of a tensor whose statistics are taken in the current step
+    read_bytes: int = 0  # of the tensors whose statistics were
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
         self.device.set_aside = self.budget.set_aside
+        self.heard = self.moments  # who is told in the current step
+        self._looks = self.budget.full
+        self._looked_at = 0
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
             self._measured
         )
 
-    def take_part(self, moment: str, place: str, notice: Callable[..., None]) -> None:
-        """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave."""
+    def take_part(self, moment: str, place: str, notice: Callable[..., None], *, rarely: bool = False) -> None:
+        """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave. `rarely`: it
+        has nothing to do but in steps that are looked at, in the one after each (to forget what it saw) and now and
+        then."""
         guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
-        getattr(self.moments, moment).append(guard(notice))
+        guarded = guard(notice)
+        getattr(self.moments, moment).append(guarded)
+        if not rarely:
+            getattr(self.steady, moment).append(guarded)
+
+    def step_begins(self) -> None:
+        """Who is told of what happens until the next update."""
+        budget, step, before = self.budget, self.recorder.step, self.looking
+        self._looks = budget.full and (budget.starting or step - self._looked_at >= min(RARELY, step // RARELY))
+        if self.looking:
+            self._looked_at = step
+        if budget.last_was_full and self.largest == sys.maxsize:
+            budget.read_bytes = self.read_bytes
+        self.read_bytes = 0
+        self.largest = sys.maxsize if budget.large_bytes is None else budget.large_bytes
+        self.heard = self.moments if self.looking or before or step % RARELY == 0 else self.steady
 
     def wants(self, kind: Kind) -> bool:
         """Whether this statistic of a layer is taken in the current step, if it is a full one."""
         return kind in self.kinds or self.recorder.step < FIRST_IN_FULL
 
     @property
+    def looking(self) -> bool:
+        """Whether evidence is gathered in the current step, beyond statistics."""
+        return self._looks and self.statistics
+
+    @property
     def sampling(self) -> bool:
         return self.budget.full
+
+    @property
+    def measuring(self) -> bool:
+        """Whether tensors of this step are looked into."""
+        return self.budget.full and self.statistics
 
     def measure(self, tensor: Tensor, site: int, deliver: Callable[[Measured], None]) -> None:
         """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured costs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from neuraldbg.capture.torch.stats import Measured, from_device_row, measure, me
 log = logging.getLogger("neuraldbg")
 ROWS = 1024  # rows of a device buffer; a full one is copied at once
 SLOW_LAUNCH_NS = 20_000_000  # a launch that takes longer has compiled its kernel, which happens once
+SPARE_EVENTS = 4096  # marks that are kept for being used again
 _WIDTH = 9
 
 Deliver = Callable[[Any], None]
@@ -42,6 +44,7 @@ class _Buffer:
     used: int = 0
     waiting: list[tuple[bool, Deliver]] = field(default_factory=list)  # (is a scalar, consumer)
     free: list[_Slot] = field(default_factory=list)
+    last: tuple[Any, int] = (None, -1)  # weak reference to the tensor measured last, and its version
 
 
 @dataclass
@@ -61,6 +64,7 @@ class DeviceQueue:
         self._flights: deque[_Flight] = deque()
         self._timings: deque[tuple[Any, Any, Callable[[int], None]]] = deque()
         self.set_aside: Callable[[int], None] | None = None  # is told what compiling took
+        self._spare: list[Any] = []  # marks whose time is known
 
     def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> bool:
         """False where it can never be delivered."""
@@ -85,7 +89,7 @@ class DeviceQueue:
                 deliver(measured)
             return
         buffer = self._room(tensor.device)
-        if buffer is None:
+        if buffer is None or _shared(buffer, tensor, deliver):
             return
         fused = buffer.fused
         launched = False
@@ -94,6 +98,7 @@ class DeviceQueue:
         if launched or measure_on_device(tensor, buffer.slot.rows[buffer.used]):
             buffer.used += 1
             buffer.waiting.append((False, deliver))
+            buffer.last = (weakref.ref(tensor), tensor._version) if not tensor.is_inference() else (None, -1)
 
     def stats_of_all(self, wanted: Sequence[Wanted], less: Sequence[Tensor] = ()) -> bool:
         """Several tensors of one device in one launch, or each less its counterpart in `less`. False = not done: they
@@ -112,6 +117,7 @@ class DeviceQueue:
             return False
         buffer.used += len(tensors)
         buffer.waiting += [(False, deliver) for _, deliver in wanted]
+        buffer.last = (None, -1)
         return True
 
     def _fits(self, buffer: _Buffer, fused: DevicePass, tensors: Sequence[Tensor]) -> bool:
@@ -137,7 +143,7 @@ class DeviceQueue:
         running."""
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -170,9 +176,10 @@ class DeviceQueue:
             self._land(flight)
         self._buffers.clear()
 
-    @staticmethod
-    def _tell(start: Any, end: Any, deliver: Callable[[int], None]) -> None:
+    def _tell(self, start: Any, end: Any, deliver: Callable[[int], None]) -> None:
         deliver(int(start.elapsed_time(end) * 1e6))
+        if len(self._spare) < SPARE_EVENTS:
+            self._spare += (start, end)
 
     def _room(self, device: torch.device, rows: int = 1) -> _Buffer | None:
         if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -204,7 +211,7 @@ class DeviceQueue:
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record()
         self._flights.append(_Flight(buffer, slot, done, buffer.waiting))
-        buffer.used, buffer.waiting = 0, []
+        buffer.used, buffer.waiting, buffer.last = 0, [], (None, -1)
         buffer.slot = buffer.free.pop() if buffer.free else _new_slot(device)
 
     def _land(self, flight: _Flight) -> None:
@@ -212,6 +219,23 @@ class DeviceQueue:
         flight.buffer.free.append(flight.slot)
         for row, (is_scalar, deliver) in zip(rows, flight.waiting, strict=True):
             deliver(row[0] if is_scalar else from_device_row(row))
+
+
+def _shared(buffer: _Buffer, tensor: Tensor, deliver: Deliver) -> bool:
+    """The output of a model is that of its last layer: one row serves both."""
+    ref, version = buffer.last
+    if ref is None or ref() is not tensor or tensor._version != version or not buffer.waiting:
+        return False
+    is_scalar, first = buffer.waiting[-1]
+    if is_scalar:
+        return False
+
+    def both(row: Any) -> None:
+        first(row)
+        deliver(row)
+
+    buffer.waiting[-1] = (False, both)
+    return True
 
 
 def _to_nobody(_: Any) -> None:

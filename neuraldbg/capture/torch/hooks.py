@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
+from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import LayerWatch
 from neuraldbg.capture.torch.passes import (
     CLONE_BYTES,
@@ -28,6 +29,7 @@ from neuraldbg.capture.torch.passes import (
     output_digest,
     tensors,
 )
+from neuraldbg.capture.torch.quick import QuickLayers
 from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.records import Call, Kind
 
@@ -35,6 +37,7 @@ HASHED_ELEMENTS = 2**20  # of outputs that are hashed
 OPEN_PASSES = 4096  # grad-mode passes that may wait for their backward
 RECORDED_BYTES = 64 * 2**20  # of their inputs and buffers
 RECORDED_PASSES = 64  # passes of the current step that are kept for running again
+RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 LIGHT_ITEMS = 64  # in the arguments of a pass that is kept lightly
 ARRIVED_BYTES = 4 * 2**20  # gradient of an output that is kept until the update
 
@@ -49,7 +52,10 @@ class PassWatch:
         self.current: deque[Pass] = deque()  # passes since the last update, with their records
         self.light: deque[Pass] = deque()  # the others
         shield = core.guard.shield
-        self.layers = LayerWatch(core, self._hook)
+        self.hooks = ModuleHooks(self.pre_hook, self.post_hook)
+        self.quick = QuickLayers(core, self)
+        self.layers = LayerWatch(core, self._hook, self.quick)
+        self.quick_begins = shield("layers by C")(self.quick.begin)
         self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.layers.seen)
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
@@ -71,8 +77,10 @@ class PassWatch:
         stack = local.stack
         self.calls += 1
         if local.own_pass is None:
-            local.own_pass = self.begin(module, args, sys._getframe(1))
+            own = local.own_pass = self.begin(module, args, sys._getframe(1))
             local.pass_depth = len(stack)
+            if own is not None and own is not self.ignored:
+                self._who_looks(own, module)
         own = local.own_pass
         mark = core.device.mark() if own is not None and own.sampled else None
         stack.append((module, now_ns(), core.own_ns, mark))
@@ -109,8 +117,20 @@ class PassWatch:
             stops.layer_ran(module, own_pass, (args, *rest), duration)
         if depth == 0:
             local.own_pass = None
+            self.hooks.come_back()
             if own_pass is not self.ignored:
                 self.end(own_pass, (args, *rest))
+
+    def _who_looks(self, own: Pass, module: nn.Module) -> None:
+        """Into the pass that begins: C where it can, nobody where nobody asks about layers (another thread's pass would
+        begin unseen meanwhile), else our own hooks."""
+        core = self.core
+        stops = core.stops
+        if own.sampled:
+            if self.quick_begins(own):
+                self.hooks.let(self.quick.before, self.quick.after)
+        elif core.trainers < 2 and (stops is None or not stops.gate.at_layers):
+            self.hooks.step_aside(module)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -130,7 +150,8 @@ class PassWatch:
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
         sampled = core.sampling and core.budget.pass_in_full(core.own_ns, start)
-        one = Pass(self.count, layer.model, layer, core.recorder.step, grad, start, source, sampled)
+        looked = sampled and core.looking
+        one = Pass(self.count, layer.model, layer, core.recorder.step, grad, start, source, sampled, looked)
         self.count += 1
         layer.model.passes += 1
         kwargs = frame.f_locals.get("kwargs") or {}
@@ -141,7 +162,7 @@ class PassWatch:
         self._write_pass(one, grad, training, digest)
         if core.recording and grad and root is not None:
             self._keep(one, module, root, (args, kwargs))
-        for notice in core.moments.pass_begun:
+        for notice in core.heard.pass_begun:
             notice(one, root, args, kwargs)
         one.entered = ()
         one.start_ns = now_ns()
@@ -155,7 +176,7 @@ class PassWatch:
 
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
-        if one.sampled and few_items(inputs):
+        if (one.looked or (one.sampled and one.step < RECORDED_STEPS)) and few_items(inputs):
             self._record(one, module, root, inputs)
         elif (all(isinstance(item, Tensor) for item in inputs[0]) and not inputs[1]) or few_items(inputs, LIGHT_ITEMS):
             one.light = LightRecord(*inputs)
@@ -182,6 +203,8 @@ class PassWatch:
     def _inputs(self, one: Pass) -> int:
         """Statistics of the inputs on a sampled step, and the identity of the batch on every one."""
         digest = 0
+        if not self.core.statistics:
+            return digest
         for slot, tensor in enumerate(one.entered[:16]):
             part = identity_of(tensor)
             digest = (digest * 1099511628211 + part) & ((1 << 64) - 1) if part else digest
@@ -193,6 +216,7 @@ class PassWatch:
         """`rest` = args, kwargs, output; without kwargs when the forward raised."""
         core = self.core
         start = now_ns()
+        self.quick.settle()
         finished = len(rest) == 3
         if not one.grad:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
@@ -213,7 +237,7 @@ class PassWatch:
             times = (one.start_ns, start - one.start_ns - core.ours_since(one.own_before))
             core.recorder.span(one.model.site, one.phase, times, pass_id=one.id)
         if finished:
-            for notice in core.moments.pass_ended:
+            for notice in core.heard.pass_ended:
                 notice(one, one.model.ref(), rest[:2], rest[2])
         core.own_ns += now_ns() - start
 

@@ -20,8 +20,9 @@ Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when le
 
 
 class LayerWatch:
-    def __init__(self, core: Core, hook: Callable[[Any, Callable[[Tensor | None], None]], None]) -> None:
+    def __init__(self, core: Core, hook: Callable[[Any, Callable[[Tensor | None], None]], None], quick: Any) -> None:
         self.core = core
+        self.quick = quick
         self._hook = hook
         self.last_backward: list[Arrival | None] = [None]
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
@@ -55,8 +56,11 @@ class LayerWatch:
                     self._watch_gradient(tensor, layer, slot, one)
         for observe in core.on_layer:
             observe(layer, one, values)
-        for notice in core.moments.layer_run:
-            notice(module, layer, one, values)
+        if one.looked:
+            for observe in core.on_look:
+                observe(layer, one, values)
+            for notice in core.moments.layer_run:
+                notice(module, layer, one, values)
         core.own_ns += now_ns() - begin
 
     def mark_packed(self, outputs: list[Tensor]) -> None:
@@ -84,15 +88,22 @@ class LayerWatch:
             self.core.device.elapsed(marks[0], marks[1], deliver)
 
     def stats(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
-        recorder = self.core.recorder
+        core, recorder = self.core, self.core.recorder
+        size = tensor.numel() * tensor.element_size() if _sized(tensor) else 0
+        if size > core.largest:
+            return
+        core.read_bytes += size
         step = recorder.step
-        self.core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
+        core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
 
     def _watch_gradient(self, tensor: Tensor, layer: Layer, slot: int, one: Pass) -> None:
         core = self.core
 
         def observe(gradient: Tensor) -> None:
             begin = now_ns()
+            if self.quick.one is one:
+                self._beside_quick(gradient, layer, slot, one, begin)
+                return
             last = self.last_backward[0]
             if layer.leaf:  # the output of a container is that of its last layer, whose time this is
                 mark = core.device.mark() if gradient.is_cuda else None
@@ -117,6 +128,13 @@ class LayerWatch:
 
         self._hook(tensor, arrived)
 
+    def _beside_quick(self, gradient: Tensor, layer: Layer, slot: int, one: Pass, begin: int) -> None:
+        """One of a pass whose other layers C sees, which keeps their times."""
+        self.stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
+        if layer.leaf:
+            self.quick.c.arrived(layer.site, one.id, begin)
+        self.core.own_ns += now_ns() - begin
+
     def _charge_backward(self, last: Arrival, now: int, mark: Any) -> None:
         """The time since the previous output gradient arrived belongs to the layer whose gradient that was."""
         layer, awake, one, before = last
@@ -132,6 +150,9 @@ class LayerWatch:
             self.core.device.elapsed(before, mark, deliver)
 
     def backward_ended(self) -> None:
+        if self.quick.one is not None:
+            self.quick.c.backward_ended()
+            self.quick.settle()
         last, self.last_backward[0] = self.last_backward[0], None
         if last is not None:
             self._charge_backward(last, now_ns(), self.core.device.mark() if last[3] is not None else None)
@@ -150,3 +171,7 @@ class LayerWatch:
             source=self.core.recorder.frames.line(4) or known.source,
             flops=flops_of(module, entered, first),
         )
+
+
+def _sized(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested

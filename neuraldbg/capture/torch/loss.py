@@ -268,3 +268,21 @@ def describe(node: Any, depth: int = 0) -> str:
     inner = [describe(child, depth + 1) for child in children[:3]]
     more = f", +{len(children) - 3}" if len(children) > 3 else ""
     return f"{name}({', '.join(inner)}{more})"
+
+
+def leaves_of(loss: Tensor) -> list[Tensor]:
+    """Trainable leaf tensors that a loss depends on (the graph is walked, not held)."""
+    node = loss.grad_fn
+    if node is None:
+        return []
+    seen, stack, found = {node}, [node], []
+    while stack and len(seen) < 10_000:
+        current = stack.pop()
+        variable = getattr(current, "variable", None)
+        if isinstance(variable, Tensor):
+            found.append(variable)
+        for child, _ in current.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
+    return found

@@ -174,6 +174,7 @@ class Pass:
     start_ns: int
     source: int
     sampled: bool
+    looked: bool = False  # evidence is gathered of it as well
     own_before: int = 0  # our own time when it began
     updates_seen: int = 0
     trained: bool = False

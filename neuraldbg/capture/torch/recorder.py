@@ -150,6 +150,14 @@ class Recorder:
         head = (when, self.next_seq(), site, pass_id, KIND_CODE[kind], PHASE_CODE[phase], slot)
         self.staging.stats((*head, *measured, time.time_ns()))
 
+    def histogram(
+        self, site: int, where: tuple[Kind, Phase, int, int], counted: tuple[int, int, int, int, bytes]
+    ) -> None:
+        """`counted` = values, values looked at, zeros, NaN or Inf, and the octaves of the others."""
+        kind, phase, slot, pass_id = where
+        head = (self.step, self.next_seq(), site, pass_id, KIND_CODE[kind], PHASE_CODE[phase], slot)
+        self.staging.histograms((*head, *counted, time.time_ns()))
+
     def span(
         self, site: int, phase: Phase, times: tuple[int, int], *, pass_id: int = -1, depth: int = 0, **size: int
     ) -> None:
@@ -174,6 +182,7 @@ class Recorder:
         for type, fields in facts:
             self.fact(type, **fields)
         writer.close()
+        self.staging.blocks.clear()
         self.muted = True
         self._writer = None
 

@@ -184,7 +184,7 @@ def identity_of(tensor: Tensor) -> int:
     """A 64-bit hash by which a batch is recognised when it comes again: shape, type and all bits of the first 4 MB; of
     what is larger also scattered elements, of what is not in one piece only those."""
     strided = tensor.layout == torch.strided
-    part = tensor if not strided or tensor.is_contiguous() else _thinned(tensor)
+    part = tensor if not strided or tensor.is_contiguous() else thinned(tensor)
     if part.numel() * part.element_size() <= SUMMED_BYTES:
         return _salted(_hashed(part), tensor)
     bits = _bits(part)
@@ -198,7 +198,7 @@ def identity_of(tensor: Tensor) -> int:
     return _salted(int.from_bytes(key.digest(), "little"), tensor)
 
 
-def _thinned(tensor: Tensor) -> Tensor:
+def thinned(tensor: Tensor) -> Tensor:
     """A view of at most a few thousand elements, so that a large tensor need not be copied to be read in order."""
     while tensor.numel() > 4 * BATCH_ELEMENTS:
         longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])

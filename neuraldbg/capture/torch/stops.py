@@ -28,6 +28,7 @@ ACTIVATION = ("mean_activation", "std_activation", "min_activation", "max_activa
 GRADIENT = ("grad_mean", "grad_std", "grad_min", "grad_max", "grad_norm")
 MB = 1e6
 COMPILED = "layers of a compiled model cannot be stopped at; TORCHDYNAMO_DISABLE=1 before the command runs them eagerly"
+MOST_HITS = 1000  # that are recorded
 PASSES_TO_WAIT = 32  # before the first update; another model may come that has the layers somebody named
 
 
@@ -38,6 +39,7 @@ class Gate(Protocol):
     at_layers: bool
     breakpoints: Any
     kinds: Any
+    on_event: Any
 
     def found(self, kind: str, summary: str) -> None: ...
 
@@ -71,6 +73,15 @@ class Stops:
         self._stay = guard.inside("holding")(gate.hold)
         core.take_part("pass_ended", "layers of breakpoints", self._pass_ended)
         core.take_part("update_done", "layers of breakpoints", self._tell_lost)
+        self._hits = 0
+        gate.on_event.append(self._keep_hit)
+
+    def _keep_hit(self, event: Mapping[str, Any]) -> None:
+        """For a page that is opened later. So many: a breakpoint that only logs may be hit at every step."""
+        if event.get("event") == "hit" and self._hits < MOST_HITS:
+            self._hits += 1
+            where = {name: event[name] for name in ("layer", "phase", "breakpoints")}
+            self.core.recorder.fact("hit", at_step=event["step"], **where)
 
     def watch_norms(self) -> None:
         """From now on the gradient norms of every update are there when it is done."""

@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.kernels.host import measured_each, moved_each
 from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.earlier import TURN_BYTES, EarlierValues
 from neuraldbg.capture.torch.stats import Measured, measurable, plain
 from neuraldbg.records import Kind, Phase
 
-COPY_BYTES = 2**30  # of parameters that may be copied to measure an update; above it only the first ones are
+TOO_LARGE = f"updates of parameters above {TURN_BYTES >> 20} MB are not measured under a budget (--budget full does)"
 _Kept = list[tuple[int, Tensor, Tensor | None]]  # site, parameter, value before the step
 
 
@@ -26,8 +27,11 @@ def owned(optimizer: Optimizer) -> Iterable[Tensor]:
 class Sweep:
     """Runs before and after `optimizer.step()` on sampled steps; in between steps only the gradient norm is watched."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, quick: Any) -> None:
         self.core = core
+        self.quick = quick
+        self._earlier = EarlierValues(under_budget=core.budget.share is not None)
+        self._told = False
         self._missing: dict[int, frozenset[int]] = {}
         self.keep_norms = False
         self.norms: dict[int, tuple[Tensor, int, int]] = {}  # of the last update: site -> norm, elements, dimensions
@@ -45,20 +49,23 @@ class Sweep:
         return found
 
     @torch.no_grad()
-    def before(self, parameters: Iterable[Tensor]) -> _Kept:
-        kept: _Kept = []
-        room = COPY_BYTES
+    def before(self, parameters: Iterable[Tensor], *, norm_too: bool = False) -> _Kept:
         found = self.sites(parameters)
-        self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
-        for site, parameter in found:
-            room -= parameter.numel() * parameter.element_size()
-            copied = parameter.detach().clone() if room >= 0 and parameter.layout == torch.strided else None
-            kept.append((site, parameter, copied))
-        return kept
+        if not norm_too or not self._gradients_by_c(found, rows=True):
+            if norm_too:
+                self.watch_norm(p for _, p in found)
+            self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
+        before = self._earlier.take([parameter for _, parameter in found])
+        if self._earlier.too_large and not self._told:
+            self._told = True
+            self.core.recorder.note("info", TOO_LARGE)
+        return [(site, parameter, copied) for (site, parameter), copied in zip(found, before, strict=True)]
 
     @torch.no_grad()
     def after(self, kept: _Kept) -> None:
         kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
+        if self.quick.c is not None:
+            kept = self.quick.moved(kept)
         pairs = [(parameter, parameter if before is None else before) for _, parameter, before in kept]
         left: _Kept = []
         for one, rows in zip(kept, moved_each(pairs), strict=True):
@@ -88,6 +95,23 @@ class Sweep:
         if self._missing.get(key, frozenset()) != missing:
             self._missing[key] = missing
             self.core.recorder.fact("missing_gradients", optimizer=key, parameter_sites=sorted(missing))
+
+    def _gradients_by_c(self, found: list[tuple[int, Tensor]], *, rows: bool) -> bool:
+        """Statistics of all gradients and their norm in one call; False where that is not the whole of it."""
+        if self.quick.c is None or self.keep_norms or self.core.tree.unwanted:
+            return False
+        start = now_ns()
+        if any(p.is_cuda for _, p in found) or any(p.grad is not None and not _counted(p.grad) for _, p in found):
+            return False
+        norm, left = self.quick.gradients(found, rows=rows)
+        if left and rows:
+            self._stats_of_all([(site, p.grad) for site, p in left if p.grad is not None], Kind.GRADIENT)
+        if left:
+            self.watch_norm(p for _, p in found)
+        elif any(p.grad is not None for _, p in found):
+            self.core.recorder.scalar("grad_norm", norm)
+            self.core.budget.watch_cost(now_ns() - start)
+        return True
 
     @torch.no_grad()
     def watch_norm(self, parameters: Iterable[Tensor]) -> None:
@@ -143,6 +167,11 @@ class Sweep:
 
     def _write(self, site: int, kind: Kind, measured: Measured, step: int | None = None) -> None:
         self.core.recorder.stats(site, (kind, Phase.UPDATE, 0, -1), measured, step=step)
+
+
+def _counted(gradient: Tensor) -> bool:
+    """Whether it is part of the norm of all gradients."""
+    return gradient.is_floating_point() and gradient.element_size() > 1
 
 
 def _dense_or_listed(gradient: Tensor) -> bool:

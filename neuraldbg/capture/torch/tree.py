@@ -84,6 +84,7 @@ class ModuleTree:
         self.layer_filter: Any = None
         self.wanted_layers = 0
         self.unwanted: set[int] = set()  # parameter sites of layers that --layers leaves out
+        self.on_change: Callable[[], None] | None = None  # told when what is known of a module may be wrong
         self.on_depth: Callable[[int], None] = lambda _: None  # told how deeply the modules of a model are nested
 
     # -- links -----------------------------------------------------------------------------------------------------
@@ -99,6 +100,8 @@ class ModuleTree:
                 self._defined[child] = line
         self._criteria.pop(child)
         self.layers.pop(child)  # a model that is taken into another one is walked again
+        if self.on_change is not None:
+            self.on_change()
 
     def top(self, module: nn.Module) -> nn.Module:
         """The outermost module that holds this one, wrappers taken off."""

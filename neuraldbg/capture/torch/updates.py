@@ -19,6 +19,7 @@ from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.loss import leaves_of
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.capture.torch.tree import REBUILT_APART
 from neuraldbg.records import Call, Phase, SiteKind
@@ -43,7 +44,7 @@ class UpdateWatch:
         self.core = core
         self.passes = passes
         self.backward = backward
-        self.sweep = Sweep(core)
+        self.sweep = Sweep(core, passes.quick)
         self.optimizers: IdentityTable[Known] = IdentityTable()
         self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
@@ -57,8 +58,8 @@ class UpdateWatch:
         kind = lambda optimizer: type(optimizer).__name__  # noqa: E731
         self._began = core.guard.shield("starts of updates", kind)(self._before)
         self._ended = core.guard.shield("updates", kind)(self._after)
-        self._introduced = core.guard.shield("optimizers")(self._introduce_all)
-        self._introduced_named = core.guard.shield("optimizers")(self._introduce_named)
+        shield = core.guard.shield("optimizers")
+        self._introduced, self._introduced_named = shield(self._introduce_all), shield(self._introduce_named)
         self._fingerprint: list[tuple[weakref.ref[Tensor], Tensor, int]] = []  # leaf, its bits, its version
         backward.before_backward.append(self.look_for_manual_update)
         backward.before_backward.append(self._name_optimizers)
@@ -152,6 +153,7 @@ class UpdateWatch:
         local.in_step = optimizer
         local.stack.clear()  # a KeyboardInterrupt inside a forward leaves entries behind
         local.own_pass = None
+        self.passes.hooks.come_back()
         self._began(optimizer)
 
     def post_hook(self, optimizer: Optimizer, *_: Any) -> None:
@@ -168,6 +170,7 @@ class UpdateWatch:
     def _before(self, optimizer: Optimizer) -> None:
         core = self.core
         begin = now_ns()
+        core.clock.update_began(begin)
         local = core.local
         local.kept = None
         if not self._watched(optimizer):
@@ -175,14 +178,15 @@ class UpdateWatch:
         one = self.known(optimizer)
         if one.unknown and one.updates < 3:
             self._introduce(optimizer, one)  # its model has been called meanwhile
-        if core.budget.watching:
+        if core.measuring:
+            local.kept = self.sweep.before(owned(optimizer), norm_too=core.budget.watching)
+        elif core.budget.watching and core.statistics:
             self.sweep.watch_norm(owned(optimizer))
-        if core.sampling:
-            local.kept = self.sweep.before(owned(optimizer))
+        if core.looking:
             self.sweep.note_missing(one.site, owned(optimizer))
         for notice in self.before_update:
             notice()
-        for begun in core.moments.update_begun:
+        for begun in core.heard.update_begun:
             begun(optimizer, one)
         local.step_start = now_ns()
         core.own_ns += local.step_start - begin
@@ -191,6 +195,7 @@ class UpdateWatch:
     def _after(self, optimizer: Optimizer) -> None:
         core = self.core
         end = now_ns()
+        core.clock.update_ended(end)
         if not self._watched(optimizer):
             return
         one = self.known(optimizer)
@@ -204,7 +209,7 @@ class UpdateWatch:
         if local.kept is not None:
             self.sweep.after(local.kept)
             local.kept = None
-        for notice in core.moments.update_done:
+        for notice in core.heard.update_done:
             notice(optimizer, one)
         one.updates += 1
         self.stepped += 1
@@ -248,7 +253,7 @@ class UpdateWatch:
         if self.step_started is not None:
             recorder.scalar("step_time_s", (begin - self.step_started - core.own_ns) / 1e9)  # less what is ours
         started = self.step_started or begin
-        if core.sampling:
+        if core.looking:
             self._resources()
         if self.backward.since_update:
             self.accumulation[self.backward.since_update] += 1
@@ -264,15 +269,13 @@ class UpdateWatch:
         core.own_ns += end - begin
         core.budget.step_done(wall_ns=end - started, own_ns=core.own_ns)
         core.own_ns = 0
+        core.step_begins()
         self.step_started = end
 
     def _resources(self) -> None:
-        recorder = self.core.recorder
-        host, device = rss_bytes(), device_bytes()
-        if host is not None:
-            recorder.scalar("rss_bytes", float(host))
-        if device is not None:
-            recorder.scalar("device_bytes", float(device))
+        for name, used in (("rss_bytes", rss_bytes()), ("device_bytes", device_bytes())):
+            if used is not None:
+                self.core.recorder.scalar(name, float(used))
 
     def _something_begins(self) -> None:
         if self.step_started is None:
@@ -285,7 +288,7 @@ class UpdateWatch:
         mine = {id(parameter) for optimizer in optimizers for parameter in owned(optimizer)}
         found = [p for _, p in self.core.tree.trainable() if p.grad is not None and id(p) not in mine]
         if not found and not mine and loss is not None and self.core.tree.only is None:
-            found = [leaf for leaf in _leaves_of(loss) if leaf.grad is not None]
+            found = [leaf for leaf in leaves_of(loss) if leaf.grad is not None]
             for leaf in found:
                 self.core.tree.adopt_leaf(leaf)
         return sorted(found, key=Tensor.numel)[:2]
@@ -302,9 +305,9 @@ class UpdateWatch:
                 self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone(), leaf._version))
         if self._fingerprint and not (len(self.optimizers) or len(self.unnamed)):
             trainable = [parameter for _, parameter in core.tree.trainable()]
-            if core.budget.watching:
+            if core.budget.watching and core.statistics:
                 self.sweep.watch_norm(trainable)
-            core.local.kept = self.sweep.before(trainable) if core.sampling else None
+            core.local.kept = self.sweep.before(trainable) if core.measuring else None
 
     def look_for_manual_update(self) -> None:
         """After a backward and without an optimizer: have two small parameters changed their values? (`p.data.add_`
@@ -312,6 +315,7 @@ class UpdateWatch:
         local = self.core.local
         if not self._fingerprint or local.in_step is not None or local.in_backward:
             return
+        self.core.clock.looked(now_ns())
         for ref, before, version in self._fingerprint:
             leaf = ref()
             if leaf is None or not leaf.numel():
@@ -357,24 +361,6 @@ def _head(tensor: Tensor) -> Tensor:
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
     head = tensor.detach().reshape(-1)[:_FINGERPRINT]
     return head if bits is None else head.view(bits)
-
-
-def _leaves_of(loss: Tensor) -> list[Tensor]:
-    """Trainable leaf tensors that a loss depends on (the graph is walked, not held)."""
-    node = loss.grad_fn
-    if node is None:
-        return []
-    seen, stack, found = {node}, [node], []
-    while stack and len(seen) < 10_000:
-        current = stack.pop()
-        variable = getattr(current, "variable", None)
-        if isinstance(variable, Tensor):
-            found.append(variable)
-        for child, _ in current.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
-    return found
 
 
 def _number(value: Any) -> float:

@@ -13,6 +13,7 @@ import click
 # name -> what the list of commands says; the file is cli/<name>.py and holds `command`
 COMMANDS = {
     "debug": "Run a training script or a .neural file under the debugger.",
+    "profile": "Say where the time and memory of a training go.",
     "run": "Train a .neural file, without the debugger.",
     "compile": "Write a .neural file as PyTorch code.",
     "validate": "Check a .neural file: syntax, values, shapes.",
@@ -22,8 +23,10 @@ COMMANDS = {
     "report": "Show how a run went.",
     "explain": "Explain a diagnosis, or list them all.",
     "inspect": "List the layers of a run, or show one.",
+    "whatif": "Try the cures of a run, one at a time.",
+    "determinism": "Run a script twice and name what differs.",
     "compare": "Put two runs side by side.",
-    "export": "Write a run as JSON, CSV, ZIP or Mermaid.",
+    "export": "Write a run as one file: JSON, CSV, ZIP, HTML, a trace.",
     "doctor": "Say what is installed and what works here.",
     "completion": "Print the shell completion script.",
 }

@@ -19,12 +19,45 @@ if TYPE_CHECKING:
 @click.argument("a")
 @click.argument("b")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-def command(a: str, b: str, as_json: bool) -> int:
+@click.option(
+    "--max-step-time-regression",
+    "most",
+    metavar="SHARE",
+    help="Exit with 6 where B's median step takes this much longer than A's (10%); with 7 where a time is not known.",
+)
+def command(a: str, b: str, as_json: bool, most: str | None) -> int:
     """Compare A and B: loss, ending, layers, and where they part. Each is a run directory or a session file."""
-    return show_comparison(a, b, as_json=as_json)
+    return show_comparison(a, b, as_json=as_json, most=None if most is None else _share(most))
 
 
-def show_comparison(a: str, b: str, *, as_json: bool) -> int:
+def _share(text: str) -> float:
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"--max-step-time-regression is a share such as 10% or 0.1, not {text!r}")
+    return number
+
+
+def _judge_times(a: float | None, b: float | None, most: float) -> int:
+    """0, or why not: 6 = slower than allowed, 7 = could not judge."""
+    if not a or b is None:
+        missing = "A" if not a else "B"
+        click.echo(f"neural: exit code 7: the step time of {missing} is not known", err=True)
+        return 7
+    slower = b / a - 1
+    if slower <= most:
+        return 0
+    click.echo(
+        f"neural: exit code 6: a step of B takes {b * 1e3:.3g} ms, {slower:.1%} more than A's {a * 1e3:.3g} ms "
+        f"(allowed: {most:.1%})",
+        err=True,
+    )
+    return 6
+
+
+def show_comparison(a: str, b: str, *, as_json: bool, most: float | None = None) -> int:
     from neuraldbg.analysis.compare import compare_sessions
     from neuraldbg.analysis.findings import strict
     from neuraldbg.surfaces.reports.session import dump
@@ -36,12 +69,12 @@ def show_comparison(a: str, b: str, *, as_json: bool) -> int:
         from dataclasses import asdict
 
         click.echo(dump(strict(asdict(comparison)), indent=1))
-        return 0
-    from neuraldbg.surfaces.terminal.comparison import render_comparison
-    from neuraldbg.surfaces.terminal.console import make_console
+    else:
+        from neuraldbg.surfaces.terminal.comparison import render_comparison
+        from neuraldbg.surfaces.terminal.console import make_console
 
-    render_comparison(comparison, make_console(sys.stdout))
-    return 0
+        render_comparison(comparison, make_console(sys.stdout))
+    return 0 if most is None else _judge_times(comparison.a.step_time_s, comparison.b.step_time_s, most)
 
 
 def _load(given: str) -> tuple[dict[str, Any], Trace | None]:

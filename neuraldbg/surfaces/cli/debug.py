@@ -44,6 +44,7 @@ class DebugCommand(click.Command):
 @click.option("-m", "module", is_flag=True, help="TARGET is a module, as in python -m package.module.")
 @click.option("--headless", is_flag=True, default=None, help="No dashboard and no prompt.")
 @click.option("--dashboard/--no-dashboard", "dashboard", default=None, help="Serve the page, or not.")
+@click.option("--no-browser", is_flag=True, default=None, help="Do not open the dashboard in a browser.")
 @click.option("--host", metavar="ADDR", help="Address of the dashboard.")
 @click.option("--port", metavar="N", help="Port of the dashboard.")
 @click.option("--theme", metavar="NAME", help="Colours of the dashboard: dark, light, auto.")
@@ -100,7 +101,7 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
         return show_comparison(*options["compare"], as_json=options["as_json"])
     if target is None:
         raise UsageError("debug needs a target: neural debug train.py")
-    model = _model(target, options)
+    model = model_of(target, options)
     config = _config(options)
     for note in (*config.notes, *_idle_keys(config)):
         _note(note)
@@ -108,7 +109,7 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
     return _launch(target, args, config, options=options, live=bool((ctx.obj or {}).get("animations", True)))
 
 
-def _model(target: str, options: dict[str, Any]) -> Any:
+def model_of(target: str, options: dict[str, Any]) -> Any:
     """A `.neural` file, read and checked before anything is started; None for anything else."""
     if options["module"] or not target.endswith(DSL_SUFFIXES):
         for name in ("dataset", "network", "device"):
@@ -129,6 +130,7 @@ def _config(options: dict[str, Any]) -> Config:
     flags = {name: options[name] for name in ("headless", "host", "port", "out", "budget", "max_disk", "fail_on")}
     flags["dashboard.enabled"] = options["dashboard"]
     flags["dashboard.theme"] = options["theme"]
+    flags["dashboard.browser"] = False if options["no_browser"] else None
     flags["alert_on_nan"] = options["alert_on_nan"]
     for name in ("vanishing", "exploding", "activation"):
         flags[f"thresholds.{name}"] = options[f"{name}_threshold"]
@@ -168,6 +170,7 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             host=config.host,
             port=None if config.headless or not config.dashboard.enabled else config.port,
             page=_page(config),
+            browser=_browser(config),
             arm_nan=options["arm_nan"],
             model=options["model"],
             breakpoints=options["breakpoints"],
@@ -199,6 +202,14 @@ def _prompt() -> Any:
 def _page(config: Config) -> tuple[float, int, int, str, str]:
     page = config.dashboard
     return page.refresh_rate, config.history.inspector, page.max_history, page.theme, ",".join(page.charts)
+
+
+def _browser(config: Config) -> bool:
+    """Whether the page is opened where somebody sits: at this terminal, before a screen."""
+    from neuraldbg.surfaces.browser import has_a_screen
+    from neuraldbg.surfaces.terminal.prompt import can_prompt
+
+    return config.dashboard.browser and not config.headless and can_prompt() and has_a_screen()
 
 
 def _settings(config: Config, options: dict[str, Any]) -> dict[str, Any]:

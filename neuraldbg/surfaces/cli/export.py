@@ -10,12 +10,12 @@ import click
 
 from neuraldbg.errors import UsageError, nearest
 
-FORMATS = ("json", "zip", "csv", "mermaid")
-ENDING = {"mermaid": "mmd"}
-LATER = ("html", "chrome", "speedscope", "tensorboard", "repro", "parquet")
+FORMATS = ("json", "zip", "csv", "html", "mermaid", "chrome", "speedscope")
+ENDING = {"mermaid": "mmd", "chrome": "trace.json", "speedscope": "speedscope.json"}
+LATER = ("tensorboard", "repro", "parquet")
 
 
-def check_format(form: str, available: Sequence[str], *, later: Sequence[str]) -> None:
+def check_format(form: str, available: Sequence[str], *, later: Sequence[str] = ()) -> None:
     if form in available:
         return
     listed = ", ".join(available)
@@ -25,16 +25,17 @@ def check_format(form: str, available: Sequence[str], *, later: Sequence[str]) -
     raise UsageError(f"no format {form!r}; " + (f"did you mean {near[0]!r}?" if near else f"available: {listed}"))
 
 
-@click.command(short_help="Write a run as JSON, CSV, ZIP or Mermaid.")
+@click.command(short_help="Write a run as one file: JSON, CSV, ZIP, HTML, a trace.")
 @click.argument("run", required=False)
-@click.option("--format", "form", metavar="FORMAT", default="json", help="json, zip, csv or mermaid.  [default: json]")
+@click.option("--format", "form", metavar="FORMAT", default="json", help=f"{', '.join(FORMATS)}.  [default: json]")
 @click.option("-o", "--output", metavar="FILE", help="Where to; - is stdout.  [default: <run>.<format>]")
 @click.option("--json", "as_json", is_flag=True, help="Say as JSON what was written where.")
 def command(run: str | None, form: str, output: str | None, as_json: bool) -> int:
     """Write RUN as one file.
 
     json: the portable session, which neural compare reads. csv: every recorded statistic and scalar, one row each.
-    zip: the run directory itself. mermaid: what caused what, as a graph that GitHub and GitLab draw.
+    zip: the run directory itself. html: the page with the run in it. mermaid: what caused what, as a graph that GitHub
+    and GitLab draw.
     """
     check_format(form, FORMATS, later=LATER)
     from neuraldbg.surfaces.cli.runs import open_run

@@ -34,10 +34,11 @@ def command(runs: tuple[str, ...], host: str | None, port: str | None, theme: st
 def serve(paths: list[Path], config: Config) -> int:
     """Until Ctrl-C."""
     from neuraldbg.surfaces.web.asking import Settings
-    from neuraldbg.surfaces.web.doorway import Doorway
+    from neuraldbg.surfaces.web.doorway import Doorway, answer_promptly
     from neuraldbg.surfaces.web.serving import Service
 
     door = Doorway(config.host, config.port)
+    answer_promptly()
     try:
         page = config.dashboard
         settings = Settings(page.refresh_rate, config.history.inspector, page.max_history, page.theme, page.charts)

@@ -1,4 +1,4 @@
-"""A run as one file: the portable session, a table of every number, a graph of causes, or the run directory itself."""
+"""A run as one file: the portable session, a table of every number, a graph of causes, a page, or the run directory."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def parts(trace: Trace, run_dir: Path, form: str) -> Iterator[bytes]:
         return iter([dump(session_object(trace), indent=1).encode(), b"\n"])
     if form == "mermaid":
         return mermaid_parts(trace)
+    if form == "html":
+        from neuraldbg.surfaces.reports.page import html_parts
+
+        return html_parts(run_dir)
+    if form in ("chrome", "speedscope"):
+        from neuraldbg.surfaces.reports.profile_files import text_of
+
+        return iter([text_of(trace, form).encode()])
     return csv_parts(trace) if form == "csv" else zip_parts(run_dir)
 
 

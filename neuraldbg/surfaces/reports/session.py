@@ -143,10 +143,12 @@ def write_atomic(path: Path, parts: Iterable[bytes]) -> None:
                 file.write(part)
             os.fchmod(file.fileno(), 0o666 & ~_umask()) if hasattr(os, "fchmod") else None
         os.replace(partial, path)
+        partial = None
     except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
         if partial is not None and os.path.exists(partial):
             os.unlink(partial)
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _umask() -> int:

@@ -83,11 +83,23 @@ def _value(value: Any) -> str:
 def _next(console: Console, one: Mapping[str, Any]) -> None:
     cures = one["suggestions"][:MOST_CURES]
     for at, cure in enumerate(cures):
-        labelled(console, "" if at else "Next", cure["title"])
+        labelled(console, "" if at else "Next", cure["title"] + tried(cure))
         if cure["patch"] and at == 0:
             _patch(console, cure["patch"])
-    more = f"neural explain {one['kind']}"
+    more = f"neural explain {one['kind']}" + ("   neural whatif" if can_be_tried(cures) else "")
     labelled(console, "" if cures else "Next", more, style="dim")
+
+
+def can_be_tried(cures: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an experiment might prove one of them, and none has been made."""
+    return any(cure["patch"] for cure in cures) and all(cure["verified"] is None for cure in cures)
+
+
+def tried(cure: Mapping[str, Any]) -> str:
+    """What `neural whatif` made of it."""
+    if cure.get("verified") is None:
+        return ""
+    return f" (verified: {cure['effect']})" if cure["verified"] else f" (tried, no proof: {cure['effect']})"
 
 
 def _patch(console: Console, patch: str) -> None:

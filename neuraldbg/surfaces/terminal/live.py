@@ -138,16 +138,17 @@ class LiveText:
         self._bad_step: int | None = None
         self._seen: int | None = None  # the last step whose statistics were looked at
 
-    def text(self, *, now_s: float, running_s: float, verdict: str | None = None) -> str:
-        """`verdict` is what the analysis holds for wrong so far."""
+    def text(self, *, now_s: float, running_s: float, verdict: str | None = None, held: str | None = None) -> str:
+        """`verdict` is what the analysis holds for wrong so far, `held` where the training waits."""
         self._trace.refresh()
         for name in ("loss", "lr", "grad_norm"):
             self._look_at_series(name)
         self._look_for_bad_rows()
         self._measure_rate(now_s)
+        stands = [held] if held is not None else []
         if self._step is None:
-            return f" neural debug | no step yet | {duration(running_s)}"
-        parts = [f"step {self._step:,}", f"loss {figure(self._latest.get('loss'))}"]
+            return f" neural debug | {' | '.join([*stands, 'no step yet', duration(running_s)])}"
+        parts = [*stands, f"step {self._step:,}", f"loss {figure(self._latest.get('loss'))}"]
         if verdict is not None:
             parts.append(verdict)
         if self._bad_step is not None:
@@ -155,7 +156,7 @@ class LiveText:
         if self._shows_gradients and "grad_norm" in self._latest:
             parts.append(f"grad. norm {figure(self._latest['grad_norm'])}")
         parts.append(duration(running_s))
-        if self._rate is not None:
+        if self._rate is not None and held is None:
             parts.append(f"{figure(self._rate)} steps/s")
         if "lr" in self._latest:
             parts.append(f"lr {self._latest['lr']:.3g}")

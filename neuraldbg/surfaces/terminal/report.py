@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from neuraldbg.analysis.series import Point
-    from neuraldbg.analysis.summary import RunSummary
+    from neuraldbg.analysis.summary import Overhead, RunSummary
 
 MOST_LAYERS = 25
 MOST_NOTES = 8
@@ -150,9 +150,17 @@ def _overhead(summary: RunSummary) -> str:
     later = cost.ratio_after_start
     return (
         percent(cost.ratio)
-        + (f" ({percent(later)} after the first 20 updates)" if later is not None else "")
+        + (f" ({percent(later)} after the first 20 updates{_compared(cost)})" if later is not None else "")
         + (f", {cost.sampled_steps:,} of {cost.total_steps:,} steps measured in full" if known else "")
     )
+
+
+def _compared(cost: Overhead) -> str:
+    """What the steps themselves say, beside our own clock."""
+    if cost.measured is None:
+        return ""
+    ratio, low, high = cost.measured
+    return f"; {percent(ratio)} by {cost.pairs} full steps against those beside them, {percent(low)} to {percent(high)}"
 
 
 def display_path(path: Path) -> str:

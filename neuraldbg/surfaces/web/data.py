@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,17 +13,20 @@ from numpy.typing import NDArray
 from neuraldbg.analysis import profile
 from neuraldbg.errors import NotRecorded, UnknownName
 from neuraldbg.records import Kind, Phase, Site, SiteKind
-from neuraldbg.trace import Trace, rollup
+from neuraldbg.trace import Rows, Trace, rollup
 from neuraldbg.trace.heatmap import Heatmap
+from neuraldbg.trace.histograms import Histograms
+from neuraldbg.trace.histograms import histograms as rows_of
 from neuraldbg.trace.rolling import FIELDS
 from neuraldbg.trace.rollup import METRICS, Metric
-from neuraldbg.trace.tables import PHASE_CODE
+from neuraldbg.trace.tables import LOWEST_OCTAVE, PHASE_CODE
 
 Span = tuple[int | None, int | None]
 NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
 MANY, STRAY = 1e12, 0.02  # of a range this wide, so few of the smallest values do not take the colours from the others
 LOOK_BACK = 1000  # steps
+HISTOGRAMS = 120  # rows of an answer
 KINDS: Final = ("activation", "gradient", "parameter", "update", "input", "target")
 _OF_THE_HOST: Final = ("cpu", "memory")
 
@@ -53,6 +57,29 @@ def series(trace: Trace, metric: str, layer: str | None, between: Span, points: 
         "max": _or_none(found.high),
         "nan_steps": found.steps[found.bad].tolist(),
         "rows": int((found.count + found.nan).sum()),
+    }
+
+
+def histograms(trace: Trace, layer: str, kind: str, between: Span, most: int = HISTOGRAMS) -> dict[str, Any]:
+    """Magnitudes of a layer's values by powers of two, at most so many rows: the newest, and evenly those before."""
+    found = rows_of(trace, layer, Kind(kind), between)
+    every = -(-len(found.steps) // most)
+    shown = [at for at in range(len(found.steps)) if (len(found.steps) - 1 - at) % every == 0]
+    return {"tensor": found.tensor, "recorded": len(found.steps), "histograms": [_histogram(found, at) for at in shown]}
+
+
+def _histogram(found: Histograms, at: int) -> dict[str, Any]:
+    """Without the empty ends: `counts[i]` of the values have 2^(from + i) <= |x| < 2^(from + i + 1)."""
+    filled = np.flatnonzero(found.octaves[at])
+    first, last = (int(filled[0]), int(filled[-1])) if len(filled) else (0, -1)
+    return {
+        "step": int(found.steps[at]),
+        "values": int(found.count[at]),
+        "looked_at": int(found.looked_at[at]),
+        "zero": int(found.zero_count[at]),
+        "not_finite": int(found.bad_count[at]),
+        "from": LOWEST_OCTAVE + first,
+        "counts": found.octaves[at, first : last + 1].tolist(),
     }
 
 
@@ -104,12 +131,13 @@ def picture(found: Heatmap) -> Picture:
         low = float(positive.min())
         if high > MANY * low:
             low = float(np.quantile(positive, STRAY))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.log(np.maximum(values, low) / low) / np.log(high / low)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # for 254 colours single precision is enough, and halves what a picture takes
+            share = np.log((np.maximum(values, low) / low).astype(np.float32)) / np.float32(np.log(high / low))
     else:
         share = (values - low) / (high - low) if high > low else np.zeros(values.shape)
     with np.errstate(invalid="ignore"):
-        cells = np.clip(np.nan_to_num(share * 253.0), 0, 253).astype(np.uint8)
+        cells = np.where(measured, np.clip(share * np.float32(253.0), 0, 253), 0).astype(np.uint8)
     cells[values == np.inf] = 253
     cells[~measured & (values != np.inf)] = NOT_MEASURED
     cells[found.nan] = NAN
@@ -131,23 +159,47 @@ def frame(
     """A number for every layer and metric; nan where this step has none."""
     place = {site.id: at for at, site in enumerate(sites)}
     found = {name: np.full(len(sites), np.nan, np.float32) for name in names}
-    at_step = {kind: trace.at(step, kind) for kind in {METRICS[name].kind for name in names}}
-    for name in names:
-        metric = METRICS[name]
-        rows = at_step[metric.kind]
-        keep = rows.phase == PHASE_CODE[Phase.FORWARD] if metric.kind is Kind.SPAN else np.ones(len(rows), bool)
-        if metric.field == "zero_ratio":
-            values = rows.zero_count / np.maximum(rows["count"], 1)
-        else:
-            values = rows[metric.field] * metric.factor
-        for site, value in zip(rows.site[keep].tolist(), values[keep].tolist(), strict=True):
-            if site in place:
-                found[name][place[site]] = value
+    for kind in {METRICS[name].kind for name in names}:
+        rows = trace.at(step, kind)
+        places = np.array([place.get(site, -1) for site in rows.site.tolist()], np.intp)
+        keep = places >= 0
+        if kind is Kind.SPAN:
+            keep &= rows.phase == PHASE_CODE[Phase.FORWARD]
+        for name in (name for name in names if METRICS[name].kind is kind):
+            found[name][places[keep]] = _values(rows, METRICS[name])[keep]  # of several rows the last counts
     return found
+
+
+def _values(rows: Rows, metric: Metric) -> NDArray[Any]:
+    if metric.field == "zero_ratio":
+        share: NDArray[Any] = rows.zero_count / np.maximum(rows["count"], 1)
+        return share
+    return rows[metric.field] * metric.factor
 
 
 def frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
     """Every metric of every layer at the last measured step up to `step`; None where that has no number."""
+    found = _frame_at(trace, step)
+    return {
+        **found,
+        "metrics": {name: _or_none(column.astype(np.float64)) for name, column in found["metrics"].items()},
+        "scalars": {} if found["step"] is None else latest_scalars(trace, found["step"] if step is None else step),
+    }
+
+
+def moment(trace: Trace, step: int | None, *, spans: bool) -> dict[str, Any]:
+    """The same with the numbers as the stream has them; `spans`: and when every layer ran in the last timed step."""
+    found = _frame_at(trace, step)
+    timed = found["timed_step"]
+    shown = profile.flame(trace, timed) if spans and timed is not None else []
+    return {**found, "metrics": encoded(found["metrics"]), "spans": shown}
+
+
+def encoded(columns: Mapping[str, NDArray[np.float32]]) -> dict[str, str]:
+    return {name: base64.b64encode(column.tobytes()).decode() for name, column in columns.items()}
+
+
+def _frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
     sites = frame_layers(trace)
     measured = settled_step(trace) if step is None else _last_before(trace, "stats", step)
     timed = trace.last_step_in("spans") if step is None else _last_before(trace, "spans", step)
@@ -158,8 +210,7 @@ def frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
         "timed_step": timed,
         "layers": [trace.canonical(site) for site in sites],
         "flops": [site.flops for site in sites],
-        "metrics": {name: _or_none(column.astype(np.float64)) for name, column in found.items()},
-        "scalars": {} if measured is None else latest_scalars(trace, measured if step is None else step),
+        "metrics": found,
     }
 
 

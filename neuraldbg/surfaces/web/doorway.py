@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 MOST_PORTS = 100
 BACKLOG = 128
+TURN_S = 5e-4
+
+
+def answer_promptly() -> None:
+    """Of a process of our own: a request does not wait 5 ms, each time it waits, for a thread that analyses."""
+    sys.setswitchinterval(TURN_S)
 
 
 class Doorway:
@@ -82,7 +88,8 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
     except (OSError, UnicodeError) as error:
         raise UsageError(f"cannot serve on {host}: {error}; --host 127.0.0.1 always works") from None
     for candidate in range(port, min(port + MOST_PORTS, 65_536)) if port else (0,):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # by its number: asyncio switches Nagle's algorithm off only where it is said, which saves 40 ms an answer
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((where[0], candidate, *where[2:]))

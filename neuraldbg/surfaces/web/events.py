@@ -1,17 +1,17 @@
 """The stream: what changed, pushed to every page. A slow reader gets the newest frame and not all of them.
 
-To the page: `layers` (what the numbers of a frame stand for), `frame`, `state`, `hit`, `finding`; and under the names
-of the original server `state_change` and `execution_progress`. From the page: the original server's `{"command": ...}`,
-and after a lost connection `{"last_step": n}`.
+To the page: `layers` (what the numbers of a frame stand for), `frame`, `step` (between two frames), `state`, `hit`,
+`finding`; and under the names of the original server `state_change` and `execution_progress`. From the page: the
+original server's `{"command": ...}`, and after a lost connection `{"last_step": n}`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
+import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -27,23 +27,28 @@ from neuraldbg.surfaces.web.answers import refusal
 from neuraldbg.surfaces.web.asking import Settings
 from neuraldbg.surfaces.web.original_routes import progress_of, status_of
 from neuraldbg.surfaces.web.runs import ServedRun, ServedRuns
+from neuraldbg.trace import Trace
 
 MOST_WAITING = 256
+STATE_S = 0.9  # changes are told at once; this is for a trainer that says nothing any more
+FINDINGS_S = 0.9  # the analysis finds something every few seconds at most
 Message = dict[str, Any]
 router = APIRouter()
 
 
 class Box:
-    """What one page has yet to be sent: one frame, the newest, and the last so many of the rest."""
+    """What one page has yet to be sent: one frame, the newest, a step after it, and the last so many of the rest."""
 
     def __init__(self) -> None:
-        self._frame: Message | None = None
+        self._newest: dict[str, Message] = {}
         self._others: deque[Message] = deque(maxlen=MOST_WAITING)
         self._ready = asyncio.Event()
 
     def put(self, message: Message) -> None:
         if message["type"] == "frame":
-            self._frame = message
+            self._newest = {"frame": message}
+        elif message["type"] == "step":
+            self._newest["step"] = message
         else:
             self._others.append(message)
         self._ready.set()
@@ -52,9 +57,9 @@ class Box:
         while True:
             if self._others:
                 return self._others.popleft()
-            if self._frame is not None:
-                frame, self._frame = self._frame, None
-                return frame
+            for kind in ("frame", "step"):
+                if kind in self._newest:
+                    return self._newest.pop(kind)
             self._ready.clear()
             await self._ready.wait()
 
@@ -62,26 +67,34 @@ class Box:
 class Watch:
     """Looks at one run and says what changed since the last look. Runs in a thread; one look at a time."""
 
-    def __init__(self, run: ServedRun) -> None:
+    def __init__(self, run: ServedRun, interval_s: float) -> None:
         self.run = run
+        self.hurry = False  # the trainer has told that its state is another
+        self._interval_s, self._state_due_s = interval_s, 0.0
         self.last: dict[str, Message] = {}  # the newest message of every type that a new page needs
         self._layers: list[str] = []
         self._sites: list[Any] = []
         self._step: int | None = None
+        self._last: int | None = None
         self._findings: dict[str, Any] = {}
 
     def look(self) -> list[Message]:
         found: list[Message] = []
-        with suppress(*NOT_READABLE):  # half-written files: looked at again in a moment
-            found += self._state()
-            found += self._frame()
+        now = time.monotonic()
+        parts = [self._frame]
+        if self.hurry or now >= self._state_due_s:  # every question costs the trainer a fifth of a millisecond
+            self.hurry, self._state_due_s = False, now + STATE_S
+            parts.append(self._state)
+        for part in parts:
+            with suppress(*NOT_READABLE):  # half-written files: looked at again in a moment
+                found += part()
         for message in found:
             if message["type"] in ("layers", "frame", "state"):
                 self.last[message["type"]] = message
         return found
 
     def _state(self) -> list[Message]:
-        state = self.run.state()
+        state = self.run.state(every_s=self._interval_s)
         message = {"type": "state", "run": self.run.name, **state}
         told = self.last.get("state")
         # the step of a run that goes on is told by the frames
@@ -94,24 +107,30 @@ class Watch:
         return [message, change, progress]
 
     def _frame(self) -> list[Message]:
-        with self.run.reading() as trace:
-            step = data.settled_step(trace)
+        with self.run.following() as trace:
+            step, last = data.settled_step(trace), trace.last_step
             if step is None or step == self._step:
-                return []
+                return self._progress(trace, last)
             sites = data.frame_layers(trace)
             names = [trace.canonical(site) for site in sites]
             found = data.frame(trace, sites, step)
             scalars = data.latest_scalars(trace, step)
-            last = trace.last_step
-        self._step = step
-        encoded = {name: base64.b64encode(column.tobytes()).decode() for name, column in found.items()}
+        self._step, self._last = step, last
         told: Message = {"type": "frame", "run": self.run.name, "step": step, "last_step": last}
-        frame = {**told, "metrics": encoded, "scalars": scalars}
+        frame = {**told, "metrics": data.encoded(found), "scalars": scalars}
         if names == self._layers:
             return [frame]
         self._layers = names
         metrics = list(data.FRAME_METRICS)
         return [{"type": "layers", "run": self.run.name, "layers": names, "metrics": metrics, "form": "float32"}, frame]
+
+    def _progress(self, trace: Trace, last: int | None) -> list[Message]:
+        """Between two steps whose layers were measured: how far the run is, and the series of the last whole step."""
+        if last is None or last == self._last:
+            return []
+        self._last, whole = last, last if trace.ended else max(last - 1, 0)
+        told: Message = {"type": "step", "run": self.run.name, "step": whole, "last_step": last}
+        return [{**told, "scalars": data.latest_scalars(trace, whole)}]
 
     def look_for_findings(self) -> list[Message]:
         """Apart from the rest: of a long run that nobody has analysed it takes a minute."""
@@ -140,7 +159,7 @@ class Stream:
     """The pages that watch one run, and the task that watches it for them while there are any."""
 
     def __init__(self, run: ServedRun, interval_s: float) -> None:
-        self._watch = Watch(run)
+        self._watch = Watch(run, interval_s)
         self._interval_s = interval_s
         self._boxes: set[Box] = set()
         self._task: asyncio.Task[None] | None = None
@@ -176,22 +195,30 @@ class Stream:
             rest = {name: value for name, value in event.items() if name != "event"}
             self._put({"type": "hit", "run": self._watch.run.name, **rest})
         else:
-            self._woken.set()  # paused, running: the state is looked at now
+            self._watch.hurry = True  # paused, running: the state is looked at now
+            self._woken.set()
 
     def _put(self, message: Message) -> None:
         for box in self._boxes:
             box.put(message)
 
     async def _produce(self) -> None:
+        due = findings_due = self._loop.time()
         while True:
             self._woken.clear()
-            due = self._loop.time() + self._interval_s
-            for part in (self._watch.look, self._watch.look_for_findings):
-                for message in await asyncio.to_thread(part):
-                    self._put(message)
+            began = self._loop.time()
+            due = max(due + self._interval_s, began)  # by the clock: what looking and waking take does not add up
+            await self._look(self._watch.look)
+            if began >= findings_due:
+                findings_due = began + FINDINGS_S
+                await self._look(self._watch.look_for_findings)
             with suppress(asyncio.TimeoutError):
                 # what looking took is part of the interval, but the trainer's machine is never looked at all the time
                 await asyncio.wait_for(self._woken.wait(), max(due - self._loop.time(), self._interval_s / 4))
+
+    async def _look(self, part: Callable[[], list[Message]]) -> None:
+        for message in await asyncio.to_thread(part):
+            self._put(message)
 
 
 class Streams:

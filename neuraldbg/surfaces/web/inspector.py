@@ -17,6 +17,7 @@ from neuraldbg.trace.tables import PHASE_CODE
 
 MB = 1e6
 LOOK_BACK = 1000  # steps that usually hold the last hundred executions
+_CHECKPOINTS = {"checkpoint_saved": "saved", "checkpoint_read": "read", "state_loaded": "loaded"}
 _GROUPS = {
     "execution_times": "execution_time",
     "memory_usage": "memory",
@@ -182,6 +183,40 @@ def run_details(trace: Trace) -> dict[str, Any]:
         "tree": _tree(trace, modules),
         "metrics": list(METRICS),
         "series": series_names(trace),
+        "checkpoints": _checkpoints(trace),
+        "hits": [{"step": one["at_step"], "layer": one["layer"]} for one in trace.facts("hit")],
+    }
+
+
+def _checkpoints(trace: Trace) -> list[dict[str, Any]]:
+    """States that were saved or read back, one entry a step and kind."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for fact in trace.facts():
+        what = _CHECKPOINTS.get(str(fact.get("type")))
+        if what is not None:
+            entry = {"step": fact.get("step", 0), "what": what, "file": fact.get("file"), "source": fact.get("line")}
+            found.setdefault((entry["step"], what), entry)
+    return [found[key] for key in sorted(found)]
+
+
+def rank_entries(trace: Trace) -> list[dict[str, Any]]:
+    """One entry a rank; None for what it did not record."""
+    names = {site.path: site.id for site in trace.sites if site.kind is SiteKind.SERIES}
+    rows: dict[str, Mapping[str, Any]] = {
+        name: trace.table("scalars", site=names[name]) for name in ("loss", "step_time_s") if name in names
+    }
+    ended = {fact["rank"] for fact in trace.facts("end")}
+    return [{"rank": rank, "ended": rank in ended, **_of_rank(rows, rank)} for rank in trace.ranks]
+
+
+def _of_rank(rows: Mapping[str, Mapping[str, Any]], rank: int) -> dict[str, Any]:
+    mine = {name: table["value"][table["rank"] == rank] for name, table in rows.items()}
+    steps = [table["step"][table["rank"] == rank] for table in rows.values()]
+    loss, times = mine.get("loss", ()), mine.get("step_time_s", ())
+    return {
+        "last_step": max((int(each.max()) for each in steps if len(each)), default=None),
+        "loss": float(loss[-1]) if len(loss) else None,
+        "step_time_s": float(np.median(times[-LOOK_BACK:])) if len(times) else None,
     }
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neuraldbg.trace import Trace, open_trace
+
+if TYPE_CHECKING:
+    from neuraldbg.analysis.summary import RunSummary
 
 LOUD = ("critical", "warning", "info")
 MOST_ANOMALIES = 500
@@ -25,11 +32,13 @@ class Judgement:
 
 
 class Judge:
-    """Looks at one run as a whole, which of a long one takes a minute: on a reading of its own, so that nobody waits
-    who asks for something else."""
+    """Looks at one run as a whole, which of a long one takes half a minute: in a process of its own, so that nobody
+    waits who asks for something else."""
 
     def __init__(self) -> None:
         self._lock, self._unusual_lock = threading.Lock(), threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._closed = False
         self._judgement: Judgement | None = None
         self._unusual: dict[str, Any] = {}
         self._unusual_until: int | None = None
@@ -38,10 +47,31 @@ class Judge:
     def recorded(self, run_dir: Path) -> Judgement:
         """Of a run that is over: once."""
         with self._lock:
-            if self._judgement is None:
-                with open_trace(run_dir) as trace:
-                    self._judgement = of_recorded(trace)
-            return self._judgement
+            found = self._judgement or self._elsewhere(run_dir)
+            if found is None:
+                found = Judgement(SO_FAR, []) if self._closed else here(run_dir)
+            self._judgement = found
+            return found
+
+    def _elsewhere(self, run_dir: Path) -> Judgement | None:
+        """None where no process can be had."""
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import tell; tell(sys.argv[1])"
+        command, nowhere = [sys.executable, "-c", code, str(run_dir)], subprocess.DEVNULL
+        try:
+            self._child = subprocess.Popen(command, stdin=nowhere, stdout=subprocess.PIPE, stderr=nowhere)
+            if self._closed:
+                self._child.kill()
+            return Judgement(**json.loads(self._child.communicate()[0]))
+        except (OSError, ValueError, TypeError):
+            return None
+        finally:
+            self._child = None
+
+    def close(self) -> None:
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.kill()
 
     def unusual(self, run_dir: Path, last_step: int | None, *, alive: bool) -> dict[str, Any]:
         """Judged anew when there are more steps, but seldom: it takes a second or two of a core."""
@@ -52,6 +82,18 @@ class Judge:
                     self._unusual = unusual(trace, alive=alive)
                 self._unusual_until, self._unusual_since_s = last_step, now
             return self._unusual
+
+
+def here(run_dir: Path) -> Judgement:
+    with open_trace(run_dir) as trace:
+        return of_recorded(trace)
+
+
+def tell(run_dir: str) -> None:
+    """The process of its own: it takes no more of the machine than is left over."""
+    if hasattr(os, "nice"):
+        os.nice(10)
+    print(json.dumps(asdict(here(Path(run_dir)))))
 
 
 def causes_first(findings: Sequence[Found]) -> list[dict[str, Any]]:
@@ -69,7 +111,10 @@ def causes_first(findings: Sequence[Found]) -> list[dict[str, Any]]:
 def of_recorded(trace: Trace) -> Judgement:
     from neuraldbg.analysis.summary import summarise
 
-    summary = summarise(trace, alive=False)
+    return of_summary(summarise(trace, alive=False))
+
+
+def of_summary(summary: RunSummary) -> Judgement:
     findings = [dict(one) for one in summary.findings]
     first = findings[0]["id"] if findings and summary.verdict.state in LOUD else None
     return Judgement({"state": summary.verdict.state, "headline": summary.verdict.headline, "finding": first}, findings)

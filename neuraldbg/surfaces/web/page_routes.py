@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from neuraldbg.config.installation import own_version
 from neuraldbg.errors import ConditionError, UnknownLayer
-from neuraldbg.surfaces.web import data
+from neuraldbg.surfaces.web import data, inspector
 from neuraldbg.surfaces.web.answers import StrictJSON, problems, refusal
 from neuraldbg.surfaces.web.asking import Configured, Rehearsal, Run, Step, Stretch
 from neuraldbg.surfaces.web.rehearsal import rehearse
@@ -44,6 +44,25 @@ def frame(run: Run, step: Step = None) -> StrictJSON:
         return StrictJSON(data.frame_at(trace, step))
 
 
+@router.get("/api/moment", responses=OF_A_RUN, summary="All that the page shows of a step, in one answer")
+def moment(
+    run: Run,
+    settings: Configured,
+    step: Step = None,
+    layer: Annotated[str | None, Query(max_length=300, description="the layer inspected")] = None,
+    spans: Annotated[bool, Query(description="when every layer ran, too")] = False,
+) -> StrictJSON:
+    """As /api/frame, but numbers in base64 as in the stream; with `inspected` as /api/layer_inspect has it, and `spans`
+    as /api/flame."""
+    with run.reading() as trace:
+        found = data.moment(trace, step, spans=spans)
+        try:
+            seen = layer and inspector.inspect_layer(trace, layer, step=step, history=settings.history)
+        except UnknownLayer as error:
+            seen = {"error": str(error), "history": []}
+    return StrictJSON({**found, "inspected": seen or None})
+
+
 @router.get("/api/heatmap/cells", responses=OF_A_RUN, summary="A heatmap with its names: one byte a cell, in base64")
 def cells(
     run: Run,
@@ -64,6 +83,12 @@ def cells(
             "log": shown.log,
         }
     )
+
+
+@router.get("/api/ranks", responses=OF_A_RUN, summary="Every rank: its last step, last loss and usual time of a step")
+def ranks(run: Run) -> StrictJSON:
+    with run.reading() as trace:
+        return StrictJSON({"ranks": inspector.rank_entries(trace)})
 
 
 @router.get("/api/anomalies", responses=OF_A_RUN, summary="Samples unlike those before them, by layer and by step")

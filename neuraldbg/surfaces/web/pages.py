@@ -45,7 +45,7 @@ def home() -> Response:
         return FileResponse(BUILT / "index.html", headers={"cache-control": "no-cache"})
     return _page(
         "NeuralDbg",
-        f"<h1>NeuralDbg</h1><p>The page was not built: {escape(_why_not_built())}. In a clone, "
+        f"<h1>NeuralDbg</h1><p>The page was not built: {escape(why_not_built())}. In a clone, "
         "<code>cd web &amp;&amp; npm install &amp;&amp; npm run build</code> builds it.</p>"
         "<p>Everything else is here. This server answers over its API: "
         '<a href="/docs">the routes, with a curl line each</a>, <a href="/openapi.json">OpenAPI</a>, '
@@ -53,7 +53,7 @@ def home() -> Response:
     )
 
 
-def _why_not_built() -> str:
+def why_not_built() -> str:
     try:
         return (BUILT / NOT_BUILT).read_text(encoding="utf-8").strip().rstrip(".")
     except OSError:
@@ -72,7 +72,8 @@ def asset(name: str) -> Response:
 @router.get("/favicon.svg")
 @router.get("/favicon.ico")
 def favicon() -> Response:
-    return Response(ICON, media_type="image/svg+xml")
+    """Kept: a browser asks for it again whenever the address line changes, which the scrubber does."""
+    return Response(ICON, media_type="image/svg+xml", headers={"cache-control": "public, max-age=86400"})
 
 
 @router.get("/docs.js")

@@ -17,6 +17,7 @@ from neuraldbg.errors import ChannelError, ChannelSilent, UnknownRun, UsageError
 from neuraldbg.surfaces.liveness import is_alive
 from neuraldbg.surfaces.web import judgement
 from neuraldbg.trace import Trace, open_trace
+from neuraldbg.trace.findings import read_verdict
 
 FRESH_S = 0.1
 AT_ONCE = 5  # requests that may wait for one trainer: fewer than the threads that answer
@@ -98,12 +99,33 @@ class ServedRun:
         self._trace: Trace | None = None
         self._lock = threading.Lock()
         self._looked_s = 0.0
+        self._followed: Trace | None = None
+        self._follow_lock = threading.Lock()
         self._line: TrainerLine | None = None
         self._judge = judgement.Judge()
 
     @contextmanager
+    def following(self) -> Iterator[Trace]:
+        """The trace with what was recorded until now, for the one who streams it: while the run goes on, on a reading
+        of its own, so that it waits for no question that somebody else asks."""
+        with self._follow_lock:
+            if self._followed is None:
+                with self.reading() as trace:
+                    if trace.ended:
+                        yield trace
+                        return
+                    path = trace.path
+                self._followed = open_trace(path)
+            self._followed.refresh()
+            try:
+                yield self._followed
+            finally:
+                give_back(self._followed)
+
+    @contextmanager
     def reading(self) -> Iterator[Trace]:
-        """The trace with what was recorded until now. One reader at a time: a refresh moves what others look at."""
+        """The trace with what was recorded until a moment ago. One reader at a time: a refresh moves what others look
+        at."""
         with self._lock:
             now = time.monotonic()
             if self._trace is None:
@@ -126,12 +148,13 @@ class ServedRun:
     def call(self, verb: str, **arguments: Any) -> Any:
         return self.line.call(verb, **arguments)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, *, every_s: float | None = None) -> dict[str, Any]:
         """running, paused (and where), unresponsive, finished, interrupted, crashed or killed. Unresponsive is a
-        training process that is there and says nothing: stopped, or too busy to answer."""
+        training process that is there and says nothing: stopped, or too busy to answer. `every_s`: it is also told
+        how often somebody looks."""
         silent = False
         try:
-            told = self.call("state")
+            told = self.call("state", **({} if every_s is None else {"every_s": every_s}))
             if isinstance(told, dict) and isinstance(told.get("state"), str):
                 return {**told, "attached": True}
         except ChannelSilent:
@@ -162,7 +185,9 @@ class ServedRun:
             return found
         with self.reading() as trace:
             run_dir, over = trace.path, _is_over(trace)
-        return self._judge.recorded(run_dir).verdict if over else judgement.SO_FAR
+        if not over:
+            return judgement.SO_FAR
+        return read_verdict(run_dir) or self._judge.recorded(run_dir).verdict
 
     def anomalies(self) -> dict[str, Any]:
         with self.reading() as trace:
@@ -170,12 +195,14 @@ class ServedRun:
         return self._judge.unusual(run_dir, last, alive=not ended)
 
     def close(self) -> None:
+        self._judge.close()
         if self._line is not None:
             self._line.close()
-        with self._lock:
-            if self._trace is not None:
-                self._trace.close()
-                self._trace = None
+        with self._follow_lock, self._lock:
+            for trace in (self._trace, self._followed):
+                if trace is not None:
+                    trace.close()
+            self._trace = self._followed = None
 
 
 def _is_over(trace: Trace) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -15,6 +17,7 @@ from neuraldbg.surfaces.web.answers import StrictJSON, problem, problems
 from neuraldbg.surfaces.web.asking import Configured, Layer, ReplayOrder, Run, Runs, Step, Stretch
 from neuraldbg.surfaces.web.control_routes import by_layer
 from neuraldbg.surfaces.web.runs import ServedRun
+from neuraldbg.trace import Trace
 
 router = APIRouter(tags=["views"], responses=problems(404, 422, 503), default_response_class=StrictJSON)
 Name = Annotated[
@@ -143,8 +146,10 @@ def histogram(
     settings: Configured,
     kind: Annotated[str, Query(max_length=50, description=", ".join(data.KINDS))] = "activation",
 ) -> StrictJSON:
-    """This version's traces hold the range and the moments of every tensor but no histograms: `histograms` is empty.
-    Of a paused run /api/tensor has one."""
+    """`histograms`: of steps that were measured in full, up to 120 rows, how many values have a magnitude of
+    2^(from + i) to 2^(from + i + 1); zeros and what is not finite are counted apart. Empty for runs of older versions,
+    for tensors on a device, and for kinds other than activation, gradient and parameter. `ranges`: smallest, largest,
+    mean and deviation over all measured steps. Of a paused run /api/tensor has the values themselves."""
     if kind not in data.KINDS:
         raise UnknownName("kind", kind, data.KINDS, listed_by="/docs")
     with run.reading() as trace:
@@ -153,8 +158,9 @@ def histogram(
             name: data.series(trace, f"{kind}.{name}", layer, between, settings.points)
             for name in ("min", "max", "mean", "std")
         }
+        counted = data.histograms(trace, layer, kind, between)
         name = trace.canonical(site)
-    return StrictJSON({"layer": name, "kind": kind, "histograms": [], "ranges": ranges})
+    return StrictJSON({"layer": name, "kind": kind, **counted, "ranges": ranges})
 
 
 @router.get("/api/findings", summary="What is wrong, most likely cause first")
@@ -194,6 +200,24 @@ def summary(run: Run, limit: Annotated[int, Query(ge=1, le=10_000)] = 10) -> Str
     return StrictJSON({"layers": layers[:limit], "timed_layers": len(layers)})
 
 
+@router.get(
+    "/api/profile",
+    summary="Where the time and memory went: phases, layers, bottlenecks, leaks; format=html as a page",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {}, "text/html": {}}}},
+)
+def profile_(run: Run, form: Annotated[Literal["json", "html"], Query(alias="format")] = "json") -> Response:
+    from neuraldbg.analysis.findings import strict
+    from neuraldbg.analysis.profile_report import profile_of
+    from neuraldbg.surfaces.reports.profile_page import html_of
+
+    with run.reading() as trace:
+        told = profile_of(trace)
+        if form == "json":
+            return StrictJSON(strict(told))
+        return Response(html_of(told, profile.resources(trace)), media_type="text/html; charset=utf-8")
+
+
 @router.get("/api/resources", summary="Memory, processor and devices over the steps")
 def resources(
     run: Run,
@@ -219,10 +243,34 @@ def compare(
             return StrictJSON(asdict(compare_sessions(session_a, session_a, traces=(trace_a, trace_a))))
     with second.reading() as trace_b:
         session_b = session_object(trace_b)
-    ordered = sorted((first, second), key=lambda run: run.name)  # two who compare the other way round do not meet
-    with ordered[0].reading() as one, ordered[1].reading() as other:
-        traces = (one, other) if ordered[0] is first else (other, one)
+    with _both(first, second) as traces:
         return StrictJSON(asdict(compare_sessions(session_a, session_b, traces=traces)))
+
+
+@router.get("/api/compare/losses", summary="The losses of two runs over the epochs of their data, or over the time")
+def losses(
+    runs: Runs,
+    a: Annotated[str, Query(max_length=300)],
+    b: Annotated[str, Query(max_length=300)],
+    align: Annotated[Literal["epoch", "time"], Query(description="epochs begun, or seconds since the first loss")],
+) -> StrictJSON:
+    """`loss`: at each place the last value of both runs until there; `steps`: where the first run was by then."""
+    from neuraldbg.analysis.alignment import aligned
+
+    with _both(runs.get(a), runs.get(b)) as traces:
+        return StrictJSON(asdict(aligned(*traces, align)))
+
+
+@contextmanager
+def _both(a: ServedRun, b: ServedRun) -> Iterator[tuple[Trace, Trace]]:
+    """Both at once; two who compare them the other way round do not wait for each other."""
+    if a is b:
+        with a.reading() as trace:
+            yield trace, trace
+        return
+    ordered = sorted((a, b), key=lambda run: run.name)
+    with ordered[0].reading() as one, ordered[1].reading() as other:
+        yield (one, other) if ordered[0] is a else (other, one)
 
 
 @router.post("/api/replay", responses=problems(400), summary="Try a fix (not in this version)")

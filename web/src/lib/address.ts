@@ -26,6 +26,7 @@ export interface Address {
   layer: string | null;
   finding: string | null;
   other: string | null; // the run compared with
+  align: "epoch" | "time" | null; // what both losses are shown over; null: the steps
 }
 
 export function read(search: string): Address {
@@ -40,6 +41,7 @@ export function read(search: string): Address {
     layer: given.get("layer"),
     finding: given.get("finding"),
     other: given.get("other"),
+    align: given.get("align") === "epoch" ? "epoch" : given.get("align") === "time" ? "time" : null,
   };
 }
 

@@ -1,4 +1,5 @@
-/** Questions to the server. Every request goes to where this page came from. */
+/** Questions to the server. Every request goes to where this page came from; a page with a run in it makes none. */
+import { answer, held } from "./report";
 
 export class Refused extends Error {
   constructor(
@@ -16,16 +17,15 @@ export function query(path: string, given: Record<string, string | number | bool
   return rest ? `${path}?${rest}` : path;
 }
 
-/** Layer names hold dots and slashes; a slash stays one. */
-export function segment(name: string): string {
-  return name.split("/").map(encodeURIComponent).join("/");
-}
-
 export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return answered<T>(await fetch(path, { signal, headers: { accept: "application/json" } }));
+  if (!held) return answered<T>(await fetch(path, { signal, headers: { accept: "application/json" } }));
+  const found = answer(await held, path);
+  if (found === undefined) throw new Refused(404, "this report does not hold that", {});
+  return found as T;
 }
 
 export async function send<T>(method: "POST" | "PATCH" | "DELETE", path: string, body: unknown = {}): Promise<T> {
+  if (held) throw new Refused(503, "this is a report: no training process is attached", {});
   const headers = { "content-type": "application/json" };
   return answered<T>(await fetch(path, { method, headers, body: JSON.stringify(body) }));
 }

@@ -21,7 +21,8 @@ export function drawn(canvas: HTMLCanvasElement, given: Drawing): { update(given
     canvas.height = Math.round(height * sharp);
     pen.setTransform(sharp, 0, 0, sharp, 0, 0);
     const style = getComputedStyle(canvas);
-    now.draw(pen, width, height, (name) => style.getPropertyValue(name).trim());
+    const known: Record<string, string> = {};
+    now.draw(pen, width, height, (name) => (known[name] ??= style.getPropertyValue(name).trim()));
   };
   const soon = () => {
     if (!wanted) wanted = requestAnimationFrame(paint);

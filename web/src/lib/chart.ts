@@ -1,5 +1,5 @@
 /** The arithmetic of our charts: no drawing, no page. */
-import type { Finding, Frame, Span } from "./types";
+import type { Finding, Frame, Octaves, Span } from "./types";
 
 export interface Scale {
   low: number;
@@ -8,6 +8,7 @@ export interface Scale {
 }
 
 const LOG_FROM = 1e3; // a range that spans more is shown by powers of ten
+const TINY = 1e-14; // as is one this close to zero: the charts know no smaller steps
 
 /** A scale for what can be drawn; by powers of ten where the values span many of them. */
 export function scaleOf(values: Iterable<number | null>, log?: boolean): Scale {
@@ -21,7 +22,7 @@ export function scaleOf(values: Iterable<number | null>, log?: boolean): Scale {
     if (value > 0) least = Math.min(least, value);
   }
   if (low > high) return { low: 0, high: 1, log: false };
-  const spread = low >= 0 && Number.isFinite(least) && high > LOG_FROM * least;
+  const spread = low >= 0 && Number.isFinite(least) && (high > LOG_FROM * least || high < TINY);
   if ((log ?? spread) && Number.isFinite(least)) return { low: least, high: high > least ? high : least * 10, log: true };
   return { low, high: high > low ? high : low + 1, log: false };
 }
@@ -136,13 +137,26 @@ export function boxesOf(spans: Span[], from: number, to: number, narrowest: numb
   return found;
 }
 
+// -- histograms -------------------------------------------------------------------------------------------------------
+
+/** The magnitude below which this share of the values lies; zeros are below all, and a bin's values its upper edge. */
+export function magnitudeAt(row: Octaves | undefined, share: number): number | null {
+  if (!row || row.looked_at <= row.not_finite) return null;
+  let left = share * (row.looked_at - row.not_finite) - row.zero;
+  if (left <= 0) return 0;
+  const bin = row.counts.findIndex((count) => (left -= count) <= 0);
+  return 2 ** (row.from + (bin < 0 ? row.counts.length : bin + 1));
+}
+
 // -- marks ------------------------------------------------------------------------------------------------------------
 
 export interface Mark {
   step: number;
-  kind: "finding" | "hit";
+  kind: "finding" | "hit" | "checkpoint";
   label: string;
 }
+
+const GRAVER = ["checkpoint", "hit", "finding"];
 
 /** Marks that would lie on one another become one, which says all they say. */
 export function clustered(marks: Mark[], last: number, width: number, least = 14): (Mark & { x: number })[] {
@@ -152,7 +166,7 @@ export function clustered(marks: Mark[], last: number, width: number, least = 14
     const before = found.at(-1);
     if (before && x - before.x < least) {
       before.label += `; ${mark.label}`;
-      if (mark.kind === "finding") before.kind = "finding";
+      if (GRAVER.indexOf(mark.kind) > GRAVER.indexOf(before.kind)) before.kind = mark.kind;
     } else found.push({ ...mark, x });
   }
   return found;
@@ -163,9 +177,9 @@ export function clustered(marks: Mark[], last: number, width: number, least = 14
 export type Health = "bad" | "warn" | "ok" | "unknown";
 export const MOSTLY_DEAD = 0.9;
 
-/** What is wrong with a layer at a step: what was found there by then, and what its numbers say. */
-export function healthOf(layer: string, frame: Frame | null, at: number, found: Finding[], step: number): [Health, string] {
-  const here = found.filter((one) => one.layer === layer && (one.step ?? 0) <= step);
+/** What is wrong with a layer at a step: what was `found` by then, and what its numbers say. */
+export function healthOf(layer: string, frame: Frame | null, at: number, found: Finding[]): [Health, string] {
+  const here = found.filter((one) => one.layer === layer);
   const critical = here.find((one) => one.severity === "critical");
   if (critical) return ["bad", critical.kind];
   const number = (metric: string) => frame?.metrics[metric]?.[at] ?? NaN;

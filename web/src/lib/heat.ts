@@ -1,12 +1,12 @@
 import type { Heat } from "../parts/HeatCanvas.svelte";
-import { columnOf, NOT_MEASURED, place, valueAt } from "./chart";
+import { columnOf, NAN, NOT_MEASURED, place, valueAt } from "./chart";
 import { bytesOf } from "./stream";
 import type { HeatAnswer } from "./types";
 
 /** The rows of some layers, in the order asked for. */
 export function heatOf(answer: HeatAnswer, layers: string[]): Heat {
   const columns = Math.max(0, answer.edges.length - 1);
-  const cells = bytesOf(answer.cells);
+  const cells = typeof answer.cells === "string" ? bytesOf(answer.cells) : answer.cells;
   const at = new Map(answer.layers.map((layer, row) => [layer, row]));
   const known = layers.filter((layer) => at.has(layer));
   const rows = known.map((layer) => cells.subarray(at.get(layer)! * columns, (at.get(layer)! + 1) * columns));
@@ -31,7 +31,9 @@ export function ratioOf(a: Heat, b: Heat): Heat {
   const rows = layers.map((layer) => {
     const [here, there] = [a, b].map((heat) => ({ heat, row: heat.rows[heat.layers.indexOf(layer)]! }));
     return Uint8Array.from({ length: columns }, (_, column) => {
-      const [x, y] = [here!, there!].map(({ heat, row }) => numberAt(heat, row[columnOf(edges[column]!, heat.edges)]));
+      const cells = [here!, there!].map(({ heat, row }) => row[columnOf(edges[column]!, heat.edges)]);
+      const [x, y] = [numberAt(a, cells[0]), numberAt(b, cells[1])];
+      if (cells.includes(NAN)) return NAN;
       return x && y ? Math.round(place(x / y, TIMES) * 253) : NOT_MEASURED;
     });
   });

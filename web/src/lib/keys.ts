@@ -12,7 +12,7 @@ export const KEYS: Key[] = [
   { key: "c", does: "continue", act: () => void session.control("continue") },
   { key: "n", does: "run the next layer", act: () => void session.control("step", "layer") },
   { key: "s", does: "run the next step", act: () => void session.control("step", "step") },
-  { key: "b", does: "break on the selected layer", act: breakHere },
+  { key: "b", does: "break on the selected layer", act: () => void (session.layer && session.breakAt(session.layer)) },
   { key: "j", does: "next layer", act: () => session.nextLayer(1) },
   { key: "k", does: "layer before", act: () => session.nextLayer(-1) },
   { key: "[", does: "one step back", act: () => session.goto(session.step - 1) },
@@ -29,10 +29,6 @@ export const GOES = {
   o: "overview", w: "why", h: "heatmap", l: "layer", b: "breakpoints", p: "performance", c: "compare",
   e: "execution-trace", g: "gradient-analysis", a: "activation-statistics", m: "memory-profiling", d: "anomaly-detection",
 } as const;
-
-function breakHere(): void {
-  if (session.layer) void session.addBreakpoint(session.layer, null);
-}
 
 function search(): void {
   const field = () => document.querySelector<HTMLInputElement>("[data-search]");

@@ -2,6 +2,8 @@
 import type { Num } from "./types";
 
 export const UNKNOWN = "–";
+export const SIGNS = { critical: "✖", warning: "▲", info: "○", healthy: "✔", undecided: "●" };
+export const CLASSES = { critical: "bad", warning: "warn", info: "muted", healthy: "ok", undecided: "muted" };
 
 /** A number, NaN and the infinities included; null where nothing is known. */
 export function real(value: Num | string | undefined): number | null {
@@ -32,8 +34,10 @@ export function shown(value: Num | string | undefined, digits = 3): string {
   return short(real(value), digits);
 }
 
+const THOUSANDS = new Intl.NumberFormat("en-US"); // made once: toLocaleString makes one a number
+
 export function count(value: number | null | undefined): string {
-  return value === null || value === undefined ? UNKNOWN : value.toLocaleString("en-US");
+  return value === null || value === undefined ? UNKNOWN : THOUSANDS.format(value);
 }
 
 const UNITS: [number, string][] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];

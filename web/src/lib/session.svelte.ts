@@ -1,12 +1,17 @@
 import { type Address, read, type View, written } from "./address";
 import { ask, query, Refused, send } from "./api";
+import { Asked, RETRY_MS } from "./asked.svelte";
 import type { Mark } from "./chart";
 import { real, words } from "./numbers";
 import { frameOf, listen, type Message } from "./stream";
-import type { Breakpoint, Finding, Frame, FrameAnswer, RunDetails, RunEntry, Series, Settings, Verdict, Where } from "./types";
+import type { Breakpoint, Finding, Frame, Moment, RunDetails, RunEntry, Series, Settings, Verdict, Where } from "./types";
 
 const NONE: Settings = { theme: "dark", refresh_s: 1, max_history: 1000, history: 100, charts: [], version: "" };
+const MOST_HITS = 1000;
+const TOLD_MS = 5000;
 const SLOWLY_S = 2; // panels that read much of the run follow it no faster
+const INSPECT: View[] = ["overview", "layer"]; // views with the inspector, and with the flame graph
+const TIME: View[] = ["overview", "performance", "execution-trace"];
 
 /** Everything the page knows: one run, where in it we look, and what is on the screen. */
 export class Session {
@@ -18,9 +23,6 @@ export class Session {
   verdict = $state.raw<Verdict | null>(null);
   breakpoints = $state.raw<Breakpoint[]>([]);
   newest = $state.raw<Frame | null>(null); // of the stream
-  past = $state.raw<Frame | null>(null); // of the step that was chosen, or now and then of the newest, in every metric
-  timedStep = $state<number | null>(null); // the last step up to the one shown whose layers were timed
-  flops = $state.raw<(number | null)[]>([]);
   lastStep = $state<number | null>(null);
   slowStep = $state<number | null>(null); // as lastStep, seldom enough for panels that ask for much
   losses = $state.raw<{ step: number; value: number | null }[]>([]);
@@ -28,56 +30,51 @@ export class Session {
   connected = $state(false);
   broken = $state<string | null>(null); // why nothing can be shown
   said = $state(""); // for those who listen instead of looking
-  told = $state<{ text: string; bad: boolean } | null>(null); // what became of the last action
+  told = $state.raw<{ text: string; bad: boolean } | null>(null); // what became of the last action
   address = $state<Address>(read(location.search));
   theme = $state<"dark" | "light">("dark");
   #layers: string[] = [];
   #slowSince = 0;
   #stop: (() => void) | null = null;
 
-  get live(): boolean {
-    return this.address.step === null;
+  view = $derived(this.address.view);
+  name = $derived(this.address.run);
+  live = $derived(this.address.step === null);
+  step = $derived(this.address.step ?? this.lastStep ?? 0); // what every panel shows
+  slowly = $derived(this.address.step ?? this.slowStep ?? 0);
+  layer = $derived(this.address.layer ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null);
+  names = $derived(this.run?.layers.map((one) => one.name) ?? []);
+  points = $derived(Math.min(this.settings.max_history, 500)); // of a chart; the loss has all that max_history allows
+  paused = $derived(this.where.state === "paused");
+  over = $derived(this.where.state !== "running" && this.where.state !== "paused");
+  loud = $derived(this.findings.filter((one) => one.severity !== "info"));
+  #foundByNow = $derived(this.loud.filter((one) => (one.step ?? 0) <= this.step).length);
+  found = $derived(this.#foundByNow ? foundBy(this.loud, this.#foundByNow) : []); // by the step shown; the same list until there is one more
+
+  // the step that was chosen, or now and then the newest, with everything that is shown of it
+  moment: Asked<Moment>;
+  past = $derived.by(() => {
+    const { step = null, metrics = {}, layers = [] } = this.moment.data ?? {};
+    return step === null ? null : frameOf({ step, metrics }, layers);
+  });
+  frame = $derived(this.live && this.newest && this.past?.step !== this.newest.step ? this.newest : this.past);
+
+  constructor() {
+    let moment: Asked<Moment> | undefined;
+    $effect.root(() => void (moment = new Asked<Moment>(() => this.question)));
+    this.moment = moment!;
   }
 
-  /** The step that every panel shows. */
-  get step(): number {
-    return this.address.step ?? this.lastStep ?? 0;
-  }
-
-  get slowly(): number {
-    return this.address.step ?? this.slowStep ?? 0;
-  }
-
-  get frame(): Frame | null {
-    return this.live ? (this.past?.step === this.newest?.step ? this.past : this.newest) : this.past;
-  }
-
-  get name(): string | null {
-    return this.address.run;
-  }
-
-  get layer(): string | null {
-    return this.address.layer ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null;
-  }
-
-  get names(): string[] {
-    return this.run?.layers.map((one) => one.name) ?? [];
-  }
-
-  get paused(): boolean {
-    return this.where.state === "paused";
-  }
-
-  get over(): boolean {
-    return this.where.state !== "running" && this.where.state !== "paused";
+  get question(): string | null {
+    const step = this.address.step ?? (this.over ? null : this.slowStep);
+    const layer = INSPECT.includes(this.view) ? this.layer : null;
+    return this.run && this.path("/api/moment", { step, layer, spans: TIME.includes(this.view) || null });
   }
 
   get marks(): Mark[] {
-    const found = this.findings.filter((one) => one.step !== null && one.severity !== "info");
-    const marks: Mark[] = found.map((one) => ({ step: one.step!, kind: "finding", label: `step ${one.step}: ${one.summary}` }));
-    const known = new Set(this.hits.map((hit) => hit.step));
-    for (const one of this.breakpoints) {
-      if (one.last_hit_step !== null && !known.has(one.last_hit_step)) marks.push(hitMark(one.last_hit_step, one.layer_name));
+    const marks: Mark[] = this.loud.filter((one) => one.step !== null).map((one) => ({ step: one.step!, kind: "finding", label: `step ${one.step}: ${one.summary}` }));
+    for (const { step, what, file, source } of this.run?.checkpoints ?? []) {
+      marks.push({ step, kind: "checkpoint", label: `step ${step}: checkpoint ${what}${file ? ` (${file})` : ""}${source ? `, ${source}` : ""}` });
     }
     return [...marks, ...this.hits];
   }
@@ -91,31 +88,48 @@ export class Session {
       this.runs = (await ask<{ runs: RunEntry[] }>("/api/runs")).runs;
       const wanted = this.runs.find((one) => one.name === this.address.run) ?? this.runs[0];
       await this.open(wanted?.name ?? null);
+      this.broken = null;
     } catch (error) {
       this.broken = error instanceof Refused ? error.message : "the server does not answer; is it still running?";
+      setTimeout(() => void this.start(), RETRY_MS);
     }
   }
 
   async open(name: string | null): Promise<void> {
     this.#stop?.();
-    Object.assign(this, { run: null, findings: [], verdict: null, newest: null, past: null, losses: [], hits: [], breakpoints: [] });
-    Object.assign(this, { lastStep: null, slowStep: null, timedStep: null });
+    Object.assign(this, { run: null, findings: [], verdict: null, newest: null, losses: [], hits: [], breakpoints: [] });
+    Object.assign(this, { lastStep: null, slowStep: null });
     const same = this.#stop === null || name === this.address.run; // the first run comes with the address
     this.go({ run: this.runs.length > 1 ? name : null, ...(same ? {} : { layer: null, step: null, finding: null }) });
     await this.readRun();
+    let known = true; // what is read below
     this.#stop = listen(this.name, {
       message: (message) => this.hear(message),
-      connected: (yes) => (this.connected = yes),
+      connected: (yes) => {
+        this.connected = yes;
+        if (yes && !known) void this.resume();
+        known = yes;
+      },
       lastStep: () => this.lastStep,
     });
     void this.readVerdict();
     void this.readBreakpoints();
   }
 
+  /** The server was gone and is there again, or another one in its place: what was missed, or the run that it has. */
+  async resume(): Promise<void> {
+    const before = this.run?.name;
+    this.runs = (await ask<{ runs: RunEntry[] }>("/api/runs").catch(() => null))?.runs ?? this.runs;
+    if (!this.runs.some((one) => one.name === before)) return this.open(this.runs[0]?.name ?? null);
+    await this.readRun();
+    await Promise.all([this.readVerdict(), this.readBreakpoints()]);
+  }
+
   async readRun(): Promise<void> {
     const run = await ask<RunDetails>(this.path("/api/run"));
     this.run = run;
     this.where = run.where;
+    this.#hit(run.hits); // before this page was opened
     this.grow(run.last_step);
     document.title = `${run.name} · NeuralDbg`;
     await this.readLoss();
@@ -129,38 +143,26 @@ export class Session {
     }
   }
 
+  #hit(more: RunDetails["hits"]): void {
+    const all = [...this.hits, ...more.map((hit) => hitMark(hit.step, hit.layer))];
+    const each = new Map(all.map((mark) => [mark.label, mark])); // the stream and the run may both tell of one
+    this.hits = [...each.values()].sort((a, b) => a.step - b.step).slice(-MOST_HITS);
+  }
+
   async readVerdict(): Promise<void> {
     const name = this.name;
     const verdict = await ask<Verdict>(this.path("/api/verdict")).catch(() => null);
     const found = await ask<{ findings: Finding[] }>(this.path("/api/findings")).catch(() => null);
     if (name !== this.name || !verdict || !found) return;
-    if (verdict.state !== this.verdict?.state) this.say(`Verdict: ${verdict.state}. ${verdict.headline}`);
+    if (verdict.state !== this.verdict?.state) this.said = `Verdict: ${verdict.state}. ${verdict.headline}`;
     this.verdict = verdict;
     this.findings = found.findings;
   }
 
   async readBreakpoints(): Promise<void> {
     if (!this.where.attached) return;
-    try {
-      const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint"));
-      this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
-    } catch {
-      this.breakpoints = []; // no training process: there are none
-    }
-  }
-
-  /** Every layer at the step that is shown, in more numbers than the stream has. */
-  async readFrame(step: number | null, signal: AbortSignal): Promise<void> {
-    const answer = await ask<FrameAnswer & { timed_step: number | null; flops: (number | null)[] }>(
-      this.path("/api/frame", { step }),
-      signal,
-    ).catch(() => null);
-    if (!answer || signal.aborted) return;
-    this.timedStep = answer.timed_step;
-    this.flops = answer.flops;
-    if (answer.step === null) return;
-    const numbers = Object.entries(answer.metrics).map(([name, column]) => [name, column.map((value) => real(value) ?? NaN)] as const);
-    this.past = { step: answer.step, layers: answer.layers, metrics: Object.fromEntries(numbers) };
+    const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint")).catch(() => ({})); // no training process: none
+    this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
   }
 
   // -- the stream -----------------------------------------------------------------------------------------------------
@@ -169,20 +171,20 @@ export class Session {
     if (message.type === "layers") {
       this.#layers = message.layers;
       if (this.run && this.run.layers.length !== message.layers.length) void this.readRun();
-    } else if (message.type === "frame") {
-      this.newest = frameOf(message, this.#layers);
-      this.grow(message.last_step);
+    } else if (message.type === "frame" || message.type === "step") {
+      if (message.type === "frame") this.newest = frameOf(message, this.#layers);
+      this.grow(Math.max(message.last_step, this.lastStep ?? 0));
       const loss = real(message.scalars["loss"]);
       if (loss !== null && message.step > (this.losses.at(-1)?.step ?? -1)) {
-        this.losses = [...this.losses, { step: message.step, value: loss }].slice(-2 * this.settings.max_history);
+        this.losses = [...this.losses.slice(0, this.settings.max_history - 1), { step: message.step, value: loss }];
       }
     } else if (message.type === "state") this.changed(message);
     else if (message.type === "hit") {
-      this.hits = [...this.hits, hitMark(message.step, message.layer)].slice(-200);
+      this.#hit([message]);
       void this.readBreakpoints();
     } else if (message.type === "finding") {
       const known = message.finding && this.findings.some((one) => one.id === message.finding?.id);
-      if (message.finding && !known && message.finding.severity !== "info") this.say(`Found: ${message.finding.summary}`);
+      if (message.finding && !known && message.finding.severity !== "info") this.said = `Found: ${message.finding.summary}`;
       if (!known || message.withdrawn) void this.readVerdict();
     }
   }
@@ -191,9 +193,9 @@ export class Session {
     const before = this.where;
     this.where = now;
     if (now.state === "paused" && (before.state !== "paused" || before.layer !== now.layer || before.step !== now.step)) {
-      this.say(`Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`);
+      this.said = `Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`;
       void this.readBreakpoints();
-    } else if (now.state !== before.state) this.say(`The run is ${now.state}`);
+    } else if (now.state !== before.state) this.said = `The run is ${now.state}`;
     if (before.state !== now.state && this.over) void this.readRun().then(() => this.readVerdict());
     if (now.step !== undefined && now.step !== null) this.grow(Math.max(now.step, this.lastStep ?? 0));
   }
@@ -210,7 +212,7 @@ export class Session {
 
   // -- what a person does ---------------------------------------------------------------------------------------------
 
-  path(path: string, given: Record<string, string | number | null | undefined> = {}): string {
+  path(path: string, given: Record<string, string | number | boolean | null | undefined> = {}): string {
     return query(path, { ...given, run: this.name });
   }
 
@@ -232,14 +234,10 @@ export class Session {
     this.go({ step: step === null ? null : Math.min(Math.max(0, Math.round(step)), last) });
   }
 
-  select(layer: string): void {
-    this.go({ layer });
-  }
-
   nextLayer(by: number): void {
     const at = this.names.indexOf(this.layer ?? "");
     const next = this.names[Math.min(Math.max(at + by, 0), this.names.length - 1)];
-    if (next) this.select(next);
+    if (next) this.go({ layer: next });
   }
 
   nextFinding(): void {
@@ -249,9 +247,9 @@ export class Session {
     else this.tell("No finding to go to");
   }
 
-  async control(verb: "pause" | "continue" | "step", unit?: "layer" | "step"): Promise<void> {
+  async control(verb: "pause" | "continue" | "step" | "abort", unit?: "layer" | "step"): Promise<void> {
     if (!this.where.attached) return this.tell("No training process is attached to this run", true);
-    if ((verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
+    if (verb !== "abort" && (verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
     // the stream tells the new state: the one in the answer may be older than what it has told already
     await this.act(async () => (await send<{ message: string }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {})).message);
   }
@@ -267,26 +265,15 @@ export class Session {
     }
   }
 
-  addBreakpoint(layer: string, condition: string | null, group: string | null = null): Promise<boolean> {
-    return this.#edit("POST", "", { layer_name: layer, condition, group });
-  }
-
-  changeBreakpoint(id: number, change: Partial<Breakpoint>): Promise<boolean> {
-    return this.#edit("PATCH", `/${id}`, change);
-  }
-
-  switchGroup(group: string, enabled: boolean): Promise<boolean> {
-    return this.#edit("PATCH", "/group", { group, enabled });
-  }
-
-  removeBreakpoint(id: number): Promise<boolean> {
-    return this.#edit("DELETE", `/${id}`, {});
-  }
-
-  async #edit(method: "POST" | "PATCH" | "DELETE", which: string, body: object): Promise<boolean> {
+  /** Adds, changes or removes a breakpoint; `which` is the rest of the route. */
+  async edit(method: "POST" | "PATCH" | "DELETE", which: string, body: object = {}): Promise<boolean> {
     const done = await this.act(async () => (await send<{ message: string }>(method, this.path(`/api/breakpoint${which}`), body)).message);
     await this.readBreakpoints();
     return done;
+  }
+
+  breakAt(layer: string): Promise<boolean> {
+    return this.edit("POST", "", { layer_name: layer });
   }
 
   setTheme(theme: "dark" | "light", keep = true): void {
@@ -295,13 +282,15 @@ export class Session {
     if (keep) localStorage.setItem("neuraldbg.theme", theme);
   }
 
-  say(text: string): void {
-    this.said = text;
-  }
-
   tell(text: string, bad = false): void {
-    this.told = { text, bad };
+    const mine = (this.told = { text, bad });
+    setTimeout(() => this.told === mine && (this.told = null), TOLD_MS);
   }
+}
+
+/** The first so many. */
+function foundBy(findings: Finding[], count: number): Finding[] {
+  return [...findings].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)).slice(0, count);
 }
 
 function hitMark(step: number, layer: string | null): Mark {

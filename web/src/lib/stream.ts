@@ -1,9 +1,11 @@
 /** The WebSocket: messages as they come, and again after a lost connection. */
+import { held } from "./report";
 import type { Finding, Frame, Num, Where } from "./types";
 
 export type Message =
   | { type: "layers"; layers: string[] }
   | { type: "frame"; step: number; last_step: number; metrics: Record<string, string>; scalars: Record<string, Num> }
+  | { type: "step"; step: number; last_step: number; scalars: Record<string, Num> } // between two frames
   | ({ type: "state" } & Where)
   | { type: "hit"; step: number; layer: string | null; breakpoints: number[] }
   | { type: "finding"; finding?: Finding; withdrawn?: string }
@@ -18,7 +20,10 @@ export function floats(base64: string): Float32Array {
   return new Float32Array(bytes.buffer, 0, bytes.length >> 2);
 }
 
+const native = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> }).fromBase64;
+
 export function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
+  if (native) return native(base64);
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);
@@ -42,6 +47,7 @@ export function listen(run: string | null, listener: Listener): () => void {
   let wait = FIRST_WAIT_MS;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let over = false;
+  if (held) return () => undefined; // nothing changes any more
   const open = () => {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     socket = new WebSocket(`${scheme}://${location.host}/api/events${run ? `?run=${encodeURIComponent(run)}` : ""}`);

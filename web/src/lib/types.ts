@@ -6,20 +6,18 @@ export type Severity = "critical" | "warning" | "info";
 
 export interface Settings {
   theme: "dark" | "light" | "auto"; refresh_s: number; max_history: number; history: number; charts: string[];
-  version: string;
+  version: string; report?: { made: string; thinned: string | null };
 }
 
-export interface RunEntry {
-  name: string; command: string[]; script: string | null; started: string; duration_s: number | null;
-  exit_code: number | null; error: string | null; last_step: number | null; steps: number | null; state: RunState;
-}
+export interface RunEntry { name: string; last_step: number | null; state: RunState }
 
 export interface LayerEntry { name: string; type: string | null; parameters: number | null; source: string | null }
 export interface TreeNode extends LayerEntry { path: string; children: TreeNode[] }
 
 export interface RunDetails extends RunEntry {
-  backend: string | null; versions: Record<string, string>; world_size: number | null; ranks: number[];
-  damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
+  ranks: number[]; damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
+  checkpoints: { step: number; what: "saved" | "read" | "loaded"; file: string | null; source: string | null }[];
+  hits: { step: number; layer: string | null }[];
 }
 
 export interface Where {
@@ -55,20 +53,29 @@ export interface Series {
 
 /** One number for every layer and metric, at one step; NaN where nothing was measured. */
 export interface Frame { step: number; layers: string[]; metrics: Record<string, ArrayLike<number>> }
-export interface FrameAnswer { step: number | null; layers: string[]; metrics: Record<string, Num[]> }
+/** All that is shown of a step: every layer in numbers (base64), the one inspected, and when each ran. */
+export interface Moment {
+  step: number | null; timed_step: number | null; layers: string[]; flops: (number | null)[];
+  metrics: Record<string, string>; inspected: (Inspected & { error?: string }) | null; spans: Span[];
+}
 
 export interface HeatAnswer {
-  metric: string; layers: string[]; edges: number[]; cells: string; min: number | null; max: number | null;
+  metric: string; layers: string[]; edges: number[]; cells: string | Uint8Array; min: number | null; max: number | null;
   log: boolean;
 }
 
-export interface Spread { mean: Num; std: Num; min: Num; max: Num; median: Num }
-
 export interface Inspected {
-  layer: string; type: string | null; parameters: number | null; source: string | null; aliases: string[];
-  step: number | null; latest: Record<string, Num>; statistics: Record<string, Partial<Spread>>;
-  profile: Record<string, Num>; history: Record<string, Num>[]; breakpoint: Partial<Breakpoint>;
+  layer: string; type: string | null; parameters: number | null; source: string | null; step: number | null;
+  latest: Record<string, Num>; history: Record<string, Num>[];
 }
+
+/** `counts[i]` of the values looked at have a magnitude of 2^(from + i) to 2^(from + i + 1). */
+export interface Octaves { step: number; looked_at: number; zero: number; not_finite: number; from: number; counts: number[] }
+export interface HistogramAnswer {
+  kind: string; tensor: string | null; histograms: Octaves[]; ranges?: Record<"min" | "max" | "mean" | "std", Series>;
+}
+
+export interface RankEntry { rank: number; ended: boolean; last_step: number | null; loss: Num; step_time_s: Num }
 
 export interface Span { name: string; start: number; end: number; duration: number; depth: number; phase: string }
 
@@ -102,6 +109,8 @@ export interface Side {
   id: string; steps: number; duration_s: number | null; state: string; first_loss: Num; final_loss: Num;
   step_time_s: Num; command: string; optimizers: string;
 }
+
+export interface AlignedLosses { loss: [number, Num, Num][]; steps: number[]; unknown: string | null }
 
 export interface Comparison {
   a: Side; b: Side; loss: [number, Num, Num][]; loss_differs_from: number | null; only_in_a: string[];

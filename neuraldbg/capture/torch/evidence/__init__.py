@@ -32,10 +32,16 @@ WATCHERS: tuple[str, ...] = (
     "starts:Starts",
     "accumulation:AccumulationWindows",
     "data:DataEvidence",
+    "histograms:Histograms",
 )
+PROFILED: tuple[str, ...] = (
+    "graphs_kept:KeptGraphs",
+    "values_kept:KeptValues",
+    "waiting:HostFetches",
+)  # those a profile has a use for
 
 
-def start_watchers(capture: Any) -> list[Any]:
+def start_watchers(capture: Any, names: tuple[str, ...] = WATCHERS) -> list[Any]:
     """Imported one by one when a run is attached to: importing the package costs nothing. One that cannot start is
     reported and left out."""
     from importlib import import_module
@@ -45,5 +51,5 @@ def start_watchers(capture: Any) -> list[Any]:
         return getattr(import_module(f"{__name__}.{module}"), kind)(capture)
 
     shield = capture.core.guard.shield
-    started = [shield(f"evidence of {name.partition(':')[0]}")(start)(name) for name in WATCHERS]
+    started = [shield(f"evidence of {name.partition(':')[0]}")(start)(name) for name in names]
     return [watcher for watcher in started if watcher is not None]

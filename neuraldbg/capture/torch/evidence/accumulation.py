@@ -21,11 +21,11 @@ class AccumulationWindows:
         self.core: Core = capture.core
         self._window: list[dict[str, Any]] = []
         self._written = 0
-        self.core.take_part("backward_begun", "accumulation windows", self._begun)
-        self.core.take_part("update_done", "accumulation windows", self._updated)
+        self.core.take_part("backward_begun", "accumulation windows", self._begun, rarely=True)
+        self.core.take_part("update_done", "accumulation windows", self._updated, rarely=True)
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
-        if not self.core.sampling or self._written >= MOST_WINDOWS or loss is None or loss.grad_fn is None:
+        if not self.core.looking or self._written >= MOST_WINDOWS or loss is None or loss.grad_fn is None:
             return
         if len(self._window) < MOST_BACKWARDS:
             self._window.append({"source": source, **_factors(loss.grad_fn)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from itertools import islice
@@ -14,23 +15,26 @@ from torch.optim import Optimizer
 from neuraldbg.capture.torch.core import cannot_look
 
 MOST_FACTS = 64
+MOST_SAVES = 256
 MOST_TENSORS = 512  # of a state that are compared with their targets
 NAMED = 3
 
 
 class Checkpoints:
-    """Facts `state_loaded` (each load of a module or optimizer), `state_taken` (an optimizer's state was asked for) and
-    `checkpoint_read` (what torch.load returned)."""
+    """Facts `state_loaded` (each load of a module or optimizer), `state_taken` (an optimizer's state was asked for),
+    `checkpoint_read` (what torch.load returned) and `checkpoint_saved` (a state or model that torch.save wrote)."""
 
     def __init__(self, capture: Any) -> None:
         self.core = capture.core
         self.updates = capture.updates
         self._written = 0
+        self._saves = 0
         self._shared = 0
         self.core.take_part("loading", "states about to be loaded", self._loading)
         self.core.take_part("loaded", "loaded states", self._loaded)
         shield = self.core.guard.shield("checkpoints")
         capture.patches.replace(torch, "load", self._noted(torch.load, shield(self._read)))
+        capture.patches.replace(torch, "save", self._noted(torch.save, shield(self._saved)))
         taken = self._noted(Optimizer.state_dict, shield(self._taken))
         capture.patches.replace(Optimizer, "state_dict", taken)
 
@@ -86,20 +90,33 @@ class Checkpoints:
             )
 
     def _read(self, result: Any, *_: Any) -> None:
-        if not isinstance(result, Mapping):
-            return
-        entries = list(islice(result.items(), 64))
-        states = [str(name) for name, value in entries if is_optimizer_state(value)]
-        weights = [str(name) for name, value in entries if _is_module_state(value)]
-        bare = _is_module_state(result)
+        states, weights, bare = _states_in(result)
         if states or weights or bare:
             self._fact("checkpoint_read", optimizer_keys=states, module_keys=weights, is_weights=bare)
+
+    def _saved(self, _: Any, saved: Any = None, file: Any = None, *__: Any) -> None:
+        recorder = self.core.recorder
+        if any(_states_in(saved)) or is_optimizer_state(saved) or isinstance(saved, nn.Module):
+            self._saves += 1
+            if self._saves <= MOST_SAVES:
+                name = os.path.basename(file) if isinstance(file, str | os.PathLike) else None
+                recorder.fact("checkpoint_saved", file=name, line=recorder.frames.line(3))
 
     def _taken(self, result: Any, optimizer: Any = None, *_: Any) -> None:
         known = self.updates.optimizers.get(optimizer)
         if known is not None and is_optimizer_state(result):
             full = bool(result["state"])
             self._fact("state_taken", site=known.site, updates=known.updates, has_state=full)
+
+
+def _states_in(saved: Any) -> tuple[list[str], list[str], bool]:
+    """Keys of optimizers' states and of modules' states, and whether it is itself one of a module."""
+    if not isinstance(saved, Mapping):
+        return [], [], False
+    entries = list(islice(saved.items(), 64))
+    states = [str(name) for name, value in entries if is_optimizer_state(value)]
+    weights = [str(name) for name, value in entries if _is_module_state(value)]
+    return states, weights, _is_module_state(saved)
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

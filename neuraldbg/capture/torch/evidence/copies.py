@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.tree import Model
 from neuraldbg.capture.torch.updates import Known
 
 FIRST_LOOK = 10  # updates after which copies are searched for
+SHARE = 0.002  # of the time since the last search that one may take
 AGAIN = 3  # and again each time that so many times as many have been made: some averages begin after a warm-up
 MOST_BYTES = 32 * 2**20  # of a model that is compared
 MOST_COPIES = 8
@@ -48,13 +50,21 @@ class Copies:
 
     def _updated(self, *_: Known) -> None:
         self._updates += 1
-        if self._updates == self._next_look:
-            self._next_look *= AGAIN
+        if self._updates >= self._next_look:
+            began = now_ns()
             for other, root, model in self._search():
                 if len(self._copies) < MOST_COPIES:
                     self._copies.append(self._met(other, root, model))
+            self._look_later(now_ns() - began)
         elif self._copies and self._updates in (100, 1_000, 10_000):
             self._write_all()
+
+    def _look_later(self, took_ns: int) -> None:
+        """Where steps are short a search takes as long as many of them: not before it is a small part of the time."""
+        budget = self.core.budget
+        budget.set_aside(took_ns)
+        patience = took_ns / (SHARE * budget.bare_ns) if budget.share and budget.bare_ns else 0.0
+        self._next_look = max(self._updates * AGAIN, self._updates + int(patience))
 
     def _search(self) -> Iterator[tuple[nn.Module, nn.Module, Model]]:
         """Copies not known yet. A walk over all objects of the process: some milliseconds."""

@@ -63,7 +63,7 @@ class Inputs:
             self._series[one.model.site] = series
         if tensor.device.type == "cpu":
             self._peak(tensor, series)
-        elif self.core.sampling and measurable(tensor) and tensor.layout == torch.strided:
+        elif self.core.looking and measurable(tensor) and tensor.layout == torch.strided:
             self._device_peak(tensor, series)
 
     def _peak(self, tensor: Tensor, series: str) -> None:

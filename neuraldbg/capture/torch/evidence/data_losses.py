@@ -167,7 +167,7 @@ class LossCalls:
             self._count(kind, target)
         elif target.is_floating_point():
             self._targets += 1
-            if target.numel() <= SMALL and (self._targets <= 512 or self.core.sampling or self._targets % EVERY == 0):
+            if target.numel() <= SMALL and (self._targets <= 512 or self.core.looking or self._targets % EVERY == 0):
                 array = as_array(target)
                 if array is not None and array.dtype.kind == "f" and array.size:
                     self.core.recorder.scalar("target_peak", float(np.abs(array).max()))

@@ -21,8 +21,8 @@ class FrozenChanges:
         self._versions: list[tuple[int, Tensor, int]] = []
         self._moved: set[int] = set()
         self._written = 0
-        self.core.take_part("update_begun", "frozen parameters", self._begun)
-        self.core.take_part("update_done", "frozen parameters", self._done)
+        self.core.take_part("update_begun", "frozen parameters", self._begun, rarely=True)
+        self.core.take_part("update_done", "frozen parameters", self._done, rarely=True)
 
     def _begun(self, optimizer: Optimizer, _: Known) -> None:
         site_of = self.core.tree.parameter_site

@@ -84,18 +84,18 @@ class GraphCuts:
         self._cuts = 0
         self._traced = 0
         core = self.core
-        core.on_layer.append(core.guard.shield("graphs of layers")(self._layer))
-        core.take_part("pass_begun", "graphs of inputs", self._pass_begun)
-        core.take_part("pass_ended", "graphs of outputs", self._pass_ended)
+        core.on_look.append(core.guard.shield("graphs of layers")(self._layer))
+        core.take_part("pass_begun", "graphs of inputs", self._pass_begun, rarely=True)
+        core.take_part("pass_ended", "graphs of outputs", self._pass_ended, rarely=True)
         core.take_part("backward_begun", "graph of the loss", self._backward)
-        core.take_part("update_begun", "parameters without gradients", self._update)
-        core.take_part("update_done", "end of a window", self._done)
+        core.take_part("update_begun", "parameters without gradients", self._update, rarely=True)
+        core.take_part("update_done", "end of a window", self._done, rarely=True)
         core.take_part("ending", "parameters never reached", self._note_excuses)
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
     def _pass_begun(self, one: Pass, _: Any, args: Any, kwargs: Any) -> None:
-        if not one.sampled:
+        if not one.looked:
             return
         window = self._window
         for tensor in _floating((args, kwargs)):
@@ -134,7 +134,7 @@ class GraphCuts:
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
         window = self._window
-        if not one.sampled or len(window.passes) >= 256:
+        if not one.looked or len(window.passes) >= 256:
             return
         out = _floating(outputs)
         given = any(tensor.requires_grad for tensor in out)
@@ -166,7 +166,7 @@ class GraphCuts:
     # -- updates -----------------------------------------------------------------------------------------------------
 
     def _update(self, optimizer: Optimizer, known: Any) -> None:
-        if not self.core.sampling or not self._window.ran:
+        if not self.core.looking or not self._window.ran:
             return
         if len(self._unreached) and (known.updates & (known.updates - 1)) == 0 and len(self._excused) < MOST_FACTS:
             self._note_excuses()

@@ -85,9 +85,9 @@ class GradientFlow:
         self._waiting: deque[tuple[Reading, Then]] = deque()  # what happened, in order
         self._followed = 0
         core = self.core
-        core.take_part("backward_begun", "old gradients", self._backward_begun)
-        core.take_part("backward_done", "new gradients", self._backward_done)
-        core.take_part("update_begun", "gradients of an update", self._update_begun)
+        core.take_part("backward_begun", "old gradients", self._backward_begun, rarely=True)
+        core.take_part("backward_done", "new gradients", self._backward_done, rarely=True)
+        core.take_part("update_begun", "gradients of an update", self._update_begun, rarely=True)
         core.take_part("update_done", "gradients after an update", self._update_done)
         core.take_part("ending", "gradients at the end", self._ending)
         self._source = -1
@@ -149,14 +149,14 @@ class GradientFlow:
 
     def _backward_begun(self, _: Any, source: int) -> None:
         self._source = source
-        if not self.core.sampling:
+        if not self.core.looking:
             self._when_read(UNREAD, lambda _: self._forget())
             return
         for optimizer, flow in self._all():
             self._when_read(self._read(optimizer), partial(_found_before, flow))
 
     def _backward_done(self, _: Any) -> None:
-        if not self.core.sampling:
+        if not self.core.looking:
             return
         for optimizer, flow in self._all():
             inside = self.core.local.in_step is optimizer
@@ -187,7 +187,7 @@ class GradientFlow:
         if flow is None:
             return
         flow.inside = 0
-        if self.core.sampling:
+        if self.core.looking:
             self._when_read(self._read(optimizer), partial(_judge, flow))
         else:
             self._when_read(UNREAD, partial(_judge, flow))
@@ -197,8 +197,12 @@ class GradientFlow:
         if flow is None:
             return
         flow.updates += 1
-        reading = self._read(optimizer) if self.core.sampling else UNREAD
-        made_inside, flow.inside = flow.inside > 0 and self.core.sampling, 0
+        if not (self.core.looking or self._waiting):
+            flow.applied += 1  # nothing was read, so nothing is known of what was applied
+            flow.judged, flow.content, flow.last = None, None, ()
+            return
+        reading = self._read(optimizer) if self.core.looking else UNREAD
+        made_inside, flow.inside = flow.inside > 0 and self.core.looking, 0
         done = partial(self._applied, flow, known.site, self.core.recorder.step, made_inside=made_inside)
         self._when_read(reading, done)
 

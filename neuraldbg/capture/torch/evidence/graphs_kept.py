@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.torch.growing import growing_line
 from neuraldbg.capture.torch.passes import Pass, tensors
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class KeptGraphs:
         self._look_at = _FIRST_LOOK
         core = self.core
         core.take_part("pass_ended", "graphs of passes", self._pass_ended)
-        core.take_part("update_done", "graphs alive", self._updated)
+        core.take_part("update_done", "graphs alive", self._updated, rarely=True)
         core.take_part("ending", "graphs alive at the end", self._ending)
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
@@ -58,7 +59,7 @@ class KeptGraphs:
 
     def _updated(self, *_: Any) -> None:
         step = self.core.recorder.step
-        if len(self._alive) < _FIRST_LOOK or not (self.core.sampling or step % _EVERY == 0):
+        if len(self._alive) < _FIRST_LOOK or not (self.core.looking or step % _EVERY == 0):
             return
         old = self._old(step)
         self.core.recorder.scalar("graphs_kept", float(old))
@@ -92,15 +93,18 @@ class KeptGraphs:
                     if name.startswith("__") or id(value) in seen:
                         continue
                     seen.add(id(value))
-                    for where, what in _places(name, value):
+                    for where, what in places(name, value):
                         found = attempt(partial(_graphs_in, what)) or 0
                         rank = (not isinstance(what, Tensor), found)  # a list before what was computed from it
                         if found > 1 and rank > best[0]:
-                            best = rank, {"name": where, "graphs": found, "kind": type(what).__name__}
+                            best = rank, {"name": where, "graphs": found, "kind": type(what).__name__, "frame": frame}
+        if best[1] is not None:
+            frame = best[1].pop("frame")
+            best[1]["source"] = attempt(partial(growing_line, self.core.recorder.frames, frame, best[1]["name"]))
         return best[1]
 
 
-def _places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A variable and, of the user's own objects, their attributes."""
     yield name, value
     if type(value) is dict and len(value) <= 64:

@@ -59,7 +59,7 @@ class LostGradients:
             ("update_begun", self._update),
             ("ending", self._ending),
         ):
-            self.core.take_part(moment, "lost gradients", notice)
+            self.core.take_part(moment, "lost gradients", notice, rarely=True)
 
     def _all(self) -> list[tuple[Optimizer, Waiting]]:
         for optimizer, _ in self._updates.optimizers.items():
@@ -70,7 +70,7 @@ class LostGradients:
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
         inside = self.core.local.in_step is not None  # a closure clears and fills them as its optimizer asks
-        if not self.core.sampling or loss is None or loss.grad_fn is None or loss.is_cuda or self.core.packed or inside:
+        if not self.core.looking or loss is None or loss.grad_fn is None or loss.is_cuda or self.core.packed or inside:
             self._forget()
             return
         every = self._all()
@@ -87,7 +87,7 @@ class LostGradients:
         root.metadata[_ROOT] = True
 
     def _done(self, _: Any) -> None:
-        if not self.core.sampling or self.core.local.in_step is not None:
+        if not self.core.looking or self.core.local.in_step is not None:
             return
         for optimizer, one in self._all():
             now = _norms(optimizer)
@@ -97,7 +97,7 @@ class LostGradients:
 
     def _update(self, optimizer: Optimizer, known: Any) -> None:
         one = self._waiting.get(optimizer)
-        if one is not None and self.core.sampling:
+        if one is not None and self.core.looking:
             one.updates += 1
             if one.lost and _norms(optimizer) == one.norms:
                 one.first = self.core.recorder.step if one.first is None else one.first

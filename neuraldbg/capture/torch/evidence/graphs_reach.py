@@ -49,9 +49,9 @@ class GraphReach:
         self._most_old = 0
         self._inputs: dict[int, bool] = {}  # pass -> its inputs have a graph
         core = self.core
-        core.take_part("pass_ended", "inputs with a graph", self._pass_ended)
-        core.take_part("backward_begun", "reach of a backward", self._backward)
-        core.take_part("update_done", "updates between backwards", self._updated)
+        core.take_part("pass_ended", "inputs with a graph", self._pass_ended, rarely=True)
+        core.take_part("backward_begun", "reach of a backward", self._backward, rarely=True)
+        core.take_part("update_done", "updates between backwards", self._updated, rarely=True)
 
     def _updated(self, optimizer: Optimizer, _: Any) -> None:
         self._last_update[optimizer] = self._number
@@ -59,12 +59,12 @@ class GraphReach:
             self._inputs.clear()
 
     def _pass_ended(self, one: Pass, _: Any, inputs: Any, __: Any) -> None:
-        if one.sampled and one.grad:
+        if one.looked and one.grad:
             self._inputs[one.id] = any(tensor.requires_grad for tensor in tensors(inputs))
 
     def _backward(self, loss: Tensor | None, source: int) -> None:
-        self._number += 1
-        if loss is None or loss.grad_fn is None or not self.core.sampling:
+        self._number = self.core.backwards + 1
+        if loss is None or loss.grad_fn is None or not self.core.looking:
             return
         self._walks += 1
         reach = walk(loss.grad_fn, (self._number, self.core.recorder.step), self._limit)

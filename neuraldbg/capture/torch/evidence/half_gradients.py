@@ -30,11 +30,11 @@ class HalfGradients:
         self.passes = capture.passes
         self._left = LOOKS
         self._loss: list[tuple[str, Tensor, Tensor]] = []
-        self.core.take_part("backward_begun", "half gradients", self._begun)
-        self.core.take_part("update_begun", "half gradients", self._update_begun)
+        self.core.take_part("backward_begun", "half gradients", self._begun, rarely=True)
+        self.core.take_part("update_begun", "half gradients", self._update_begun, rarely=True)
 
     def _pass(self) -> Pass | None:
-        if not self._left or not self.core.sampling or self.core.recorder.step > LAST_LOOK:
+        if not self._left or not self.core.looking or self.core.recorder.step > LAST_LOOK:
             return None
         return next(
             (one for one in reversed(self.passes.current.copy()) if one.record is not None and _is_half(one)), None

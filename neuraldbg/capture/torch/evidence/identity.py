@@ -59,8 +59,8 @@ class Ownership:
         self._facts = 0
         self._looks = 0
         core = self.core
-        core.take_part("update_begun", "owners of parameters", self._update)
-        core.take_part("backward_done", "owners of parameters before an update", self._backward)
+        core.take_part("update_begun", "owners of parameters", self._update, rarely=True)
+        core.take_part("backward_done", "owners of parameters before an update", self._backward, rarely=True)
         core.take_part("loaded", "loaded parameters", self._loaded)
         core.take_part("ending", "owners of parameters at the end", self._look)
 
@@ -71,13 +71,13 @@ class Ownership:
             self._stepped[optimizer] = True
             for parameter in owned(optimizer):
                 self._was_trained[parameter] = True
-        elif not (self.core.sampling and (known.updates <= 4 or _power_of_two(known.updates))):
+        elif not (self.core.looking and (known.updates <= 4 or _power_of_two(known.updates))):
             return
         self._look()
 
     def _backward(self, _: Any) -> None:
         """Where nothing ever steps, backwards are all there is."""
-        if not self.core.recorder.step and _power_of_two(self.core.backwards) and self.core.sampling:
+        if not self.core.recorder.step and _power_of_two(self.core.backwards) and self.core.looking:
             self._look()
 
     def _loaded(self, owner: Any, *_: Any) -> None:

@@ -103,14 +103,15 @@ class LossInputs:
         self._lines: dict[int, Line] = {}
         self._outputs: dict[int, Tensor] = {}  # pass id -> small copy of what it put out, until the update
         self._attentions: dict[tuple[Any, ...], Values] = {}
-        self.core.on_layer.append(self.core.guard.shield("modules of a loss")(self._mark))
+        self.core.on_look.append(self.core.guard.shield("modules of a loss")(self._mark))
         for moment, notice in (
             ("pass_ended", self._pass_ended),
             ("backward_begun", self._begun),
             ("update_done", self._update_done),
             ("ending", self._ending),
         ):
-            self.core.take_part(moment, "loss inputs", notice)
+            rarely = moment in ("pass_ended", "update_done")
+            self.core.take_part(moment, "loss inputs", notice, rarely=rarely)
 
     # -- on the way --------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class LossInputs:
                     node.metadata.setdefault(name, []).append(layer.site)
 
     def _pass_ended(self, one: Pass, _root: Any, _inputs: Any, outputs: Any) -> None:
-        if not one.sampled or not one.grad or len(self._outputs) >= 16:
+        if not one.looked or not one.grad or len(self._outputs) >= 16:
             return
         first = next((t for t in tensors(outputs) if t.is_floating_point() and t.numel() <= KEPT_OUTPUT), None)
         if first is not None and measurable(first) and first.layout == torch.strided:
@@ -153,12 +154,12 @@ class LossInputs:
             if len(self._lines) >= LINES:
                 return
             line = self._lines[source] = Line()
-        if not (core.sampling and line.looks < FIRST_LOOKS) and core.backwards < line.next_look:
+        if not (core.looking and line.looks < FIRST_LOOKS) and core.backwards < line.next_look:
             return
-        if core.packed and not core.sampling:
+        if core.packed and not core.looking:
             return  # only full steps know which part of the graph must not be read
         line.next_look = max(line.next_look, core.backwards * SPACING + 1)
-        deep = core.sampling and (line.looks < 3 or line.looks % 8 == 0)
+        deep = core.looking and (line.looks < 3 or line.looks % 8 == 0)
         line.looks += 1
         graph = walk(loss, DEEP if deep else NEAR)
         records = {one.id: one for one in self.passes.current.copy() if one.record is not None}

@@ -31,7 +31,7 @@ class MaskedLabels:
             return
         value = self.core.recorder.latest.get("loss", 1.0)
         suspicious = value == 0.0 or math.isnan(value)
-        if not (suspicious or self.core.sampling):
+        if not (suspicious or self.core.looking):
             return
         for node, _path, _above, _inside in walk(loss.grad_fn, into_models=True, limit=NODES):
             if op_of(node) in ("nll_loss", "nll_loss2_d", "nll_loss_nd"):

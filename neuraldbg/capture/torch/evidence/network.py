@@ -51,11 +51,11 @@ class Network:
         self._looks: dict[int, int] = {}
         self._next: dict[int, float] = {}
         self._places: dict[tuple[Any, ...], Place] = {}
-        self.core.take_part("backward_begun", "activations", self._begun)
+        self.core.take_part("backward_begun", "activations", self._begun, rarely=True)
         self.core.take_part("ending", "activations", self._end)
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
-        if loss is None or not self.core.sampling or loss.grad_fn is None:
+        if loss is None or not self.core.looking or loss.grad_fn is None:
             return
         step, looks = self.core.recorder.step, self._looks.get(source, 0)
         if looks >= FIRST_LOOKS and step < self._next[source]:

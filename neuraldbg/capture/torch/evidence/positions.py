@@ -30,9 +30,9 @@ class Positions:
         self._ids: dict[int, Tensor] = {}  # pass under way -> its token ids
         self._lengths: dict[bool, set[int]] = {True: set(), False: set()}  # of token ids, with and without gradient
         self._known: dict[int, dict[str, Any]] = {}
-        self.core.on_layer.append(self.core.guard.shield("position embeddings")(self._layer))
+        self.core.on_look.append(self.core.guard.shield("position embeddings")(self._layer))
         for moment, notice in (("pass_begun", self._begun), ("pass_ended", self._ended), ("ending", self._ending)):
-            self.core.take_part(moment, "positions", notice)
+            self.core.take_part(moment, "positions", notice, rarely=moment == "pass_ended")
 
     def _begun(self, one: Pass, _root: Any, args: Any, kwargs: Any) -> None:
         ids = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and _is_tokens(t)), None)
@@ -41,7 +41,7 @@ class Positions:
         lengths = self._lengths[one.grad]
         if len(lengths) < LENGTHS:
             lengths.add(ids.shape[1])
-        if one.sampled and len(self._ids) < 4:
+        if one.looked and len(self._ids) < 4:
             self._ids[one.id] = ids
 
     def _ended(self, one: Pass, *_: Any) -> None:

@@ -30,12 +30,12 @@ class Rounding:
         self._kept: _Kept = []
         self._facts = MOST_FACTS
         self._broken = False
-        self.core.take_part("update_begun", "rounded updates", self._begun)
-        self.core.take_part("update_done", "rounded updates", self._done)
+        self.core.take_part("update_begun", "rounded updates", self._begun, rarely=True)
+        self.core.take_part("update_done", "rounded updates", self._done, rarely=True)
 
     def _begun(self, optimizer: Any, _: Any) -> None:
         self._kept = []
-        if self.core.sampling and self._facts and _moves(optimizer) and not _compensates(optimizer):
+        if self.core.looking and self._facts and _moves(optimizer) and not _compensates(optimizer):
             self._keep(optimizer)
 
     @torch.no_grad()

@@ -55,11 +55,11 @@ class ScoreTerms:
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
         self._looks: dict[int, int] = {}
-        self.core.take_part("backward_begun", "score terms", self._begun)
+        self.core.take_part("backward_begun", "score terms", self._begun, rarely=True)
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
         core = self.core
-        if loss is None or loss.grad_fn is None or not core.sampling or core.packed or loss.is_cuda:
+        if loss is None or loss.grad_fn is None or not core.looking or core.packed or loss.is_cuda:
             return
         seen = self._looks.get(source, 0)
         if seen >= LOOKS or (source not in self._looks and len(self._looks) >= LINES):

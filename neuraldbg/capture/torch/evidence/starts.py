@@ -28,7 +28,7 @@ class Starts:
         self._written = 0
         self._equal: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # units that started as copies of this one
         self.core.take_part("pass_begun", "first weights", self._begun)
-        self.core.take_part("update_done", "first weights", self._updated)
+        self.core.take_part("update_done", "first weights", self._updated, rarely=True)
         self.core.take_part("ending", "first weights", self._look_again)
 
     def _begun(self, one: Pass, root: Any, *_: Any) -> None:

@@ -1,0 +1,384 @@
+"""The sections of `all.py`."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from programs import Results, Size, Training, interval, wait, watched
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.attach import TorchCapture
+from neuraldbg.records import Phase
+from neuraldbg.trace import open_trace
+from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
+
+GROUPS = 4
+IN_FULL = 21  # updates after which the budget rules
+SETTINGS = ((1024, 4, 32), (512, 4, 64), (2048, 8, 32), (2048, 4, 16), (1024, 8, 64))  # block, warps, blocks a piece
+
+
+def steps(size: Size, count: int) -> int:
+    return count if size.device == "cuda" else 2
+
+
+def name_of(size: Size) -> str:
+    return torch.cuda.get_device_name() if size.device == "cuda" else "host, dry run"
+
+
+# -- eager ----------------------------------------------------------------------------------------------------------
+
+
+def eager(size: Size, results: Results) -> None:
+    results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
+    _same_losses(size, results, compiled=False)
+    training = Training(size)
+    training.run(steps(size, 5))
+    _memory(size, results, training)
+    ratios: dict[str, list[float]] = {"default": [], "full": [], "control": []}
+    bare = training.timed(steps(size, 10))
+    for _ in range(GROUPS if size.device == "cuda" else 1):
+        taken = {}
+        with watched(0.01) as (capture, _run):
+            training.run(steps(size, IN_FULL))
+            taken["default"] = training.timed(steps(size, 20))
+            results.add("default overhead as told", capture.overhead())
+        with watched(None) as (_, run):
+            training.run(3)
+            taken["full"] = training.timed(steps(size, 10))
+        again, third = training.timed(steps(size, 10)), training.timed(steps(size, 10))
+        for name, one in taken.items():
+            ratios[name].append(one / ((bare + again) / 2))
+        ratios["control"].append(third / again)
+        bare = third
+        results.add("bare ms", bare)
+        for name, values in ratios.items():
+            results.add(f"{name} / bare", interval(values))
+    results.add("rows of one full step", _rows(run))
+    _no_sync(size, results, training)
+    _what_costs(size, results, training)
+
+
+def _memory(size: Size, results: Results, training: Training) -> None:
+    """Default mode against the same steps without it, in one process: what we add to host and device."""
+    host, peaks = [], []
+
+    def peak(count: int) -> None:
+        if size.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        training.run(count)
+        wait(size)
+        peaks.append(torch.cuda.max_memory_allocated() if size.device == "cuda" else 0)
+        host.append(_uss_bytes())
+
+    peak(3)
+    with watched(0.01):
+        peak(steps(size, IN_FULL + 5))
+    results.add("MB added: host (USS)", (host[1] - host[0]) / 2**20)
+    results.add("MB added: peak of the device", (peaks[1] - peaks[0]) / 2**20)
+
+
+def _uss_bytes() -> int:
+    """Memory that is this process's alone."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def _rows(run: Path) -> dict[str, Any]:
+    with open_trace(run) as trace:
+        table = trace.table("stats")
+        kinds = {code: kind.value for kind, code in KIND_CODE.items()}
+        last = int(table["step"].max()) - 1
+        counts = Counter(kinds[int(kind)] for kind in table["kind"][table["step"] == last].tolist())
+        return {**counts, "dropped": sum(trace.dropped.values()) if isinstance(trace.dropped, dict) else trace.dropped}
+
+
+def _no_sync(size: Size, results: Results, training: Training) -> None:
+    if size.device != "cuda":
+        return
+    with watched(None):
+        training.run(3)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            training.run(8)
+            results.add("no synchronisation in 8 full steps", True)
+        except RuntimeError as error:
+            results.add("no synchronisation in 8 full steps", f"False: {error}")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def _same_losses(size: Size, results: Results, *, compiled: bool) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+    def losses() -> list[Tensor]:
+        return Training(size, compiled=compiled).run(steps(size, 6))
+
+    first, again = losses(), losses()
+    with watched(None):
+        ours = losses()
+    results.add("control repeats its losses", _equal(first, again))
+    results.add("losses identical to the bare run", _equal(first, ours))
+    torch.use_deterministic_algorithms(False)
+
+
+def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _what_costs(size: Size, results: Results, training: Training) -> None:
+    """Kernels of a full step that a bare one does not have, by their time; and where the host spends its own."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def totals(run: Callable[[], Any]) -> dict[str, float]:
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+            run()
+            wait(size)
+        found: Counter[str] = Counter()
+        for event in seen.events():
+            if "CUDA" in str(event.device_type):
+                found[event.name[:60]] += event.time_range.elapsed_us() / 1e3
+        return dict(found)
+
+    training.run(1)
+    bare = totals(training.step)
+    with watched(None):
+        training.run(3)
+        full = totals(training.step)
+    more = sorted(((full[name] - bare.get(name, 0.0), name) for name in full), reverse=True)[:12]
+    results.add("device ms more in a full step", {name: round(ms, 3) for ms, name in more if ms > 0.02})
+    results.add("device ms in all", {"bare": round(sum(bare.values()), 2), "full": round(sum(full.values()), 2)})
+
+
+# -- compiled -------------------------------------------------------------------------------------------------------
+
+
+def compiled(size: Size, results: Results, *, inexact: bool = False) -> None:
+    """One session for all arms, since what is compiled under it is watched by it: switched off it runs the graph
+    without taps. Under deterministic algorithms throughout."""
+    results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it would slow the bare step
+    with watched(None, inexact_taps=inexact) as (capture, run):
+        training = Training(size, compiled=True)
+        training.run(3)
+        wait(size)
+        results.add("graphs", _state(capture))
+        ours = _from_the_start(size, training)
+        capture.core.on = False
+        bare = _from_the_start(size, training)
+        again = _from_the_start(size, training)
+        results.add("control repeats its losses", _equal(bare, again))
+        results.add("losses identical to the bare graph", _equal(bare, ours))
+        _arms(size, results, training, capture)
+    results.add("rows of one full step", _rows(run))
+    with open_trace(run) as trace:
+        results.add("notes", [note["text"] for note in trace.facts("note")])
+        results.add("compiled", [{k: v for k, v in fact.items() if k != "wall_ns"} for fact in trace.facts("compiled")])
+
+
+def inexact(size: Size, results: Results) -> None:
+    """The same with taps on every output, also where they change last bits: what seeing everything costs."""
+    compiled(size, results, inexact=True)
+
+
+def _state(capture: TorchCapture) -> dict[str, Any]:
+    regions = capture.compiled.regions
+    return {
+        "graphs": capture.compiled.graphs,
+        "values": sum(sum(tap.ways) for one in regions for tap in one.observed.taps),
+        "left out": sum(one.observed.left_out for one in regions),
+        "same bits": [one.exact for one in regions],
+        "rows so far": capture.compiled.rows,
+        "seconds for taps": round(capture.compiled.taps_ns / 1e9, 1),
+    }
+
+
+def _from_the_start(size: Size, training: Training) -> list[Tensor]:
+    """The losses of a few steps from weights and an optimizer that are always the same."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, device=parameter.device) * 0.02)
+    training.optimizer.state.clear()
+    training.done = 0
+    return training.run(steps(size, 6))
+
+
+def _arms(size: Size, results: Results, training: Training, capture: TorchCapture) -> None:
+    ratios: dict[str, list[float]] = {"default": [], "full": [], "control": []}
+    training.run(2)
+    bare = training.timed(steps(size, 20))
+    for _ in range(GROUPS if size.device == "cuda" else 1):
+        taken = {}
+        for name, share in (("default", 0.01), ("full", None)):
+            capture.core.on, capture.core.budget.share = True, share
+            capture.core.budget.full = share is None
+            training.run(steps(size, IN_FULL) if name == "default" else 3)
+            taken[name] = training.timed(steps(size, 20 if name == "default" else 10))
+        capture.core.on = False
+        again, third = training.timed(steps(size, 10)), training.timed(steps(size, 10))
+        for name, one in taken.items():
+            ratios[name].append(one / ((bare + again) / 2))
+        ratios["control"].append(third / again)
+        bare = third
+        results.add("bare ms", bare)
+        for name, values in ratios.items():
+            results.add(f"{name} / bare", interval(values))
+    capture.core.on = True
+    capture.core.budget.share, capture.core.budget.full = None, True
+    training.run(2)
+
+
+# -- the kernel -----------------------------------------------------------------------------------------------------
+
+
+def kernels(size: Size, results: Results) -> None:
+    """TB/s of the pass for several settings; the bar is 3."""
+    from neuraldbg.capture.kernels.device import DevicePass
+
+    device = torch.device(size.device)
+    on_gpu = size.device == "cuda"
+    best: dict[str, tuple[float, Any]] = {}
+    for name in ("bfloat16", "float16", "float32"):
+        dtype = getattr(torch, name)
+        large = torch.randn(2**30 // dtype.itemsize if on_gpu else 4096, device=device, dtype=torch.float32).to(dtype)
+        for block, warps, pieces in SETTINGS[: 2 if name == "float32" else None] if on_gpu else SETTINGS[1:2]:
+            passes = DevicePass(device, block=block, piece=block * pieces, warps=warps)
+            found = []
+            for share in (20, 4, 1):
+                tensor = large[: large.numel() // share]
+                found.append(tensor.numel() * dtype.itemsize / _milliseconds(passes, tensor, on_gpu) / 1e9)
+            results.add(f"{name} block {block} warps {warps} piece {pieces}: TB/s at 51 MB, 256 MB, 1 GB", found)
+            if found[-1] > best.get(name, (0.0, None))[0]:
+                best[name] = (found[-1], (block, warps, pieces))
+        summed = _milliseconds(None, large, on_gpu)
+        results.add(f"{name} torch.sum: TB/s at 1 GB", large.numel() * dtype.itemsize / summed / 1e9)
+        results.add(f"{name} best", best[name])
+        del large
+    if on_gpu:
+        results.add("us of the host per launch", _launch_us(device))
+
+
+def _milliseconds(passes: Any, tensor: Tensor, on_gpu: bool) -> float:
+    def call() -> None:
+        if passes is None:
+            torch.sum(tensor)
+            return
+        passes.measure(tensor, 0)
+        passes._jobs.clear()
+        passes._used = 0
+
+    call()
+    if not on_gpu:
+        return 1.0
+    times = []
+    for _ in range(9):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(4):
+            call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 4)
+    return statistics.median(times)
+
+
+def _launch_us(device: torch.device) -> dict[str, float]:
+    import time
+
+    from neuraldbg.capture.torch.device import DeviceQueue
+
+    queue, tensor, took = DeviceQueue(), torch.randn(4096, device=device), {}
+    others = [torch.randn(4096, device=device) for _ in range(64)]
+    queue.stats(tensor, lambda _: None)
+    queue.stats_of_all([(one, lambda _: None) for one in others])
+    for name, call, many in (
+        ("one", lambda: [queue.stats(one, lambda _: None) for one in others], 64),
+        ("64 at once", lambda: queue.stats_of_all([(one, lambda _: None) for one in others]), 64),
+        ("mark", lambda: [queue.mark() for _ in range(64)], 64),
+    ):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(8):
+            call()
+        took[name] = (time.perf_counter() - start) / 8 / many * 1e6
+    queue.finish_sync()
+    return took
+
+
+# -- the time of layers ---------------------------------------------------------------------------------------------
+
+
+def layers(size: Size, results: Results) -> None:
+    """Forward time of each layer by our events, beside the kernels that torch.profiler saw inside of it."""
+    if size.device != "cuda":
+        results.add("layers", "needs a device")
+        return
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    training = Training(size)
+    ranges: list[Any] = []
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            ranges.append(record_function(f"layer:{name}"))
+            ranges[-1].__enter__()
+
+        return hook
+
+    def after(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    leaves = [(name, one) for name, one in training.model.named_modules() if not any(True for _ in one.children())]
+    with watched(None) as (_, run):
+        training.run(6)
+        wait(size)
+    handles = [h for name, one in leaves for h in _both(one, before(name), after)]
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        training.run(3)
+        wait(size)
+    for handle in handles:
+        handle.remove()
+    theirs: dict[str, list[float]] = {}
+    for event in seen.events():
+        if event.name.startswith("layer:") and "CPU" in str(event.device_type):
+            theirs.setdefault(event.name[6:], []).append(float(event.device_time_total))
+    ours = _spans(run)
+    _compare(results, ours, {name: statistics.median(times) for name, times in theirs.items()})
+
+
+def _both(module: nn.Module, before: Any, after: Any) -> tuple[Any, Any]:
+    return module.register_forward_pre_hook(before), module.register_forward_hook(after)
+
+
+def _spans(run: Path) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    with open_trace(run) as trace:
+        paths = {site.id: site.path for site in trace.sites}
+        table = trace.table("spans")
+        keep = (table["phase"] == PHASE_CODE[Phase.FORWARD]) & (table["step"] >= 2)
+        for site, duration in zip(table["site"][keep].tolist(), table["duration_ns"][keep].tolist(), strict=True):
+            found.setdefault(paths.get(site, "?"), []).append(duration / 1e3)
+    return {path: statistics.median(times) for path, times in found.items()}
+
+
+def _compare(results: Results, ours: dict[str, float], theirs: dict[str, float]) -> None:
+    apart = {name: ours[name] / theirs[name] - 1 for name in theirs if name in ours and theirs[name] > 0}
+    if not apart:
+        results.add("compared", {"ours": len(ours), "profiler": len(theirs)})
+        return
+    sizes = sorted(abs(value) for value in apart.values())
+    total = sum(theirs[name] for name in apart)
+    close = sum(theirs[name] for name, value in apart.items() if abs(value) <= 0.05)
+    results.add("layers compared", len(apart))
+    results.add("median difference", statistics.median(sizes))
+    results.add("share of layers within 5 %", sum(value <= 0.05 for value in sizes) / len(sizes))
+    results.add("share of their time within 5 %", close / total)
+    results.add("total of ours / theirs", sum(ours[name] for name in apart) / total)
+    worst = sorted(apart, key=lambda name: -abs(apart[name]))[:8]
+    results.add("furthest apart, us", {name: (round(ours[name], 1), round(theirs[name], 1)) for name in worst})

@@ -1,0 +1,192 @@
+"""docs/overhead.md and its plots, made from the kept results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from arms import BARE, COVERS, OURS
+from pairs import Outcome
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+DOCS = HERE.parent.parent / "docs"
+BARS = {"default": {"mlp": 1.06, "resnet": 1.03, "gpt": 1.03}, "full": {"mlp": 1.35, "resnet": 1.12, "gpt": 1.12}}
+SHOWN = {
+    "naive": "hooks with `.item()`",
+    "detect_anomaly": "torch detect_anomaly",
+    "profiler": "torch.profiler, shapes and memory",
+    "wandb": "wandb.watch(log='all', log_freq=1)",
+    "tensorboard": "tensorboard add_histogram",
+    "underflow_overflow": "Hugging Face DebugUnderflowOverflow",
+    "neuraldbg_1_3_2": "neuraldbg 1.3.2 of PyPI",
+    "control": "control: a second bare process",
+}
+ABOUT = {
+    "mlp": "20 linear layers of 256, batch 64",
+    "resnet": "ResNet-18-like: 8 blocks of 32 to 256 channels, 32 x 32, batch 16",
+    "gpt": "GPT, 6 layers of 256, 4 x 128 tokens, vocabulary 2,048",
+}
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []:
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+    return {"cpu": model, "cores": os.cpu_count(), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def kept() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return found
+
+
+def keep(outcome: Outcome | None, also: dict[str, Any]) -> None:
+    """Adds to what is there: programs, and arms of a program, may be measured one by one."""
+    results = kept()
+    results.update(also)
+    results["machine"] = machine()
+    if outcome is not None:
+        program = results.setdefault("programs", {}).setdefault(outcome.program, {})
+        load = round(os.getloadavg()[2], 1)
+        for name, ratio in outcome.ratios.items():
+            program[name] = {
+                "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "pairs": ratio.pairs,
+                "counts": outcome.counts(name), "bare_ms": outcome.bare_ms, "load": load,
+                "viewer": outcome.viewer_share.get(name), "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            }  # fmt: skip
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def write() -> None:
+    results = kept()
+    text = [
+        "# What watching costs",
+        "",
+        "Made by `python benchmarks/overhead --write` from `benchmarks/overhead/results.json`; its docstring says how",
+        "it is measured.",
+        "",
+        _conditions(results),
+        "",
+        *_table(results),
+        "",
+        *_read(results),
+        *_growth(results),
+    ]
+    (DOCS / "overhead.md").write_text("\n".join(text) + "\n")
+
+
+def _conditions(results: dict[str, Any]) -> str:
+    where = results.get("machine", {})
+    loads = [arm["load"] for program in results.get("programs", {}).values() for arm in program.values()]
+    busy = f" Load of the machine meanwhile: {min(loads)} to {max(loads)}." if loads else ""
+    return (
+        f"Machine: {where.get('cpu')}, {where.get('cores')} cores, torch {where.get('torch')} (CPU, one thread), "
+        f"Python {where.get('python')}.{busy}"
+    )
+
+
+def _table(results: dict[str, Any]) -> list[str]:
+    programs = results.get("programs", {})
+    names = [name for name in ABOUT if name in programs]
+    steps = [f"{ABOUT[name]} ({next(iter(programs[name].values()))['bare_ms']:.1f} ms of CPU)" for name in names]
+    order = [*(arm.name for arm in OURS), "control", *COVERS]
+    lines = [
+        "CPU time of a training step over that of a bare one, with the interval of 95 %; every step unless said.",
+        "",
+        "| | " + " | ".join(steps) + " | what it captures |",
+        "|---|" + "---|" * (len(names) + 1),
+    ]
+    covers = {**{arm.name: arm.covers for arm in OURS}, **COVERS, "control": BARE.covers}
+    for arm in order:
+        if not any(arm in programs[name] for name in names):
+            continue
+        shown = SHOWN.get(arm, f"**neuraldbg, `--budget {'1%' if arm == 'default' else arm}`**")
+        cells = [_cell(programs[name].get(arm), BARS.get(arm, {}).get(name)) for name in names]
+        lines.append(f"| {shown} | " + " | ".join(cells) + f" | {covers[arm]} |")
+    return lines
+
+
+def _cell(found: dict[str, Any] | None, bar: float | None) -> str:
+    if found is None:
+        return "-"
+    text = f"{found['ratio']:.3f} ({found['low']:.3f}-{found['high']:.3f}, {found['pairs']} pairs)"
+    if not found["counts"]:
+        text += " *"
+    return text + (f"; bar {bar:.2f}" if bar else "")
+
+
+def _read(results: dict[str, Any]) -> list[str]:
+    viewers = [
+        arm["viewer"] for program in results.get("programs", {}).values() for arm in program.values() if arm["viewer"]
+    ]
+    lines = ["\\* does not count: control misses 1.00, or an interval is wider than 1 % to each side.", ""]
+    if viewers:
+        lines += [f"The viewer beside it took {min(viewers):.1%} to {max(viewers):.1%} of a core (headless).", ""]
+    memory = results.get("memory")
+    if memory:
+        lines += [
+            f"Memory at the size of GPT-2 (124 M parameters) under the default budget: {memory['uss_mb']:.0f} MB "
+            f"of its own (USS) more between steps, {memory['peak_mb']:.0f} MB more at the peak.",
+            "",
+        ]
+    return lines
+
+
+def _growth(results: dict[str, Any]) -> list[str]:
+    lines = []
+    if results.get("layers"):
+        points = results["layers"]
+        plot(DOCS / "overhead-layers.svg", points, "layers", "microseconds added to a step, every step in full")
+        each = [f"{value / count:.1f} us at {count:,.0f}" for count, value, *_ in points]
+        lines += [
+            "## With layers",
+            "",
+            "![cost by layers](overhead-layers.svg)",
+            "",
+            f"Per layer: {', '.join(each)}.",
+            "",
+        ]
+    if results.get("steps"):
+        points = results["steps"]
+        plot(DOCS / "overhead-steps.svg", points, "steps made", "watched over bare, two layers, default budget")
+        each = [f"{ratio:.3f} and {mb:.0f} MB after {count:,.0f}" for count, ratio, mb in points]
+        lines += ["## With steps", "", "![cost by steps](overhead-steps.svg)", "", f"{'; '.join(each)}.", ""]
+    return lines
+
+
+def plot(file: Path, points: list[list[float]], along: str, up: str) -> None:
+    """A line through points, both axes logarithmic where the values span more than a decade."""
+    width, height, left, low = 560, 300, 70, 260
+    xs, ys = [point[0] for point in points], [point[1] for point in points]
+    across, upward = _axis(xs, left, width - 20), _axis([0.0, *ys] if max(ys) < 10 else ys, low, 30)
+    dots = [(across(x), upward(y)) for x, y in zip(xs, ys, strict=True)]
+    path = " ".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(dots))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<path d="M{left} 30V{low}H{width - 20}" fill="none" stroke="#888"/>',
+        f'<path d="{path}" fill="none" stroke="#1668c7" stroke-width="2"/>',
+    ]
+    for (x, y), (value, height_of) in zip(dots, zip(xs, ys, strict=True), strict=True):
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#1668c7"/>')
+        parts.append(f'<text x="{x:.1f}" y="{low + 16}" text-anchor="middle">{value:,.0f}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{height_of:,.3g}</text>')
+    parts.append(f'<text x="{left}" y="18">{up}</text>')
+    parts.append(f'<text x="{width / 2}" y="{low + 34}" text-anchor="middle">{along}</text></svg>')
+    file.write_text("\n".join(parts) + "\n")
+
+
+def _axis(values: list[float], start: float, end: float) -> Any:
+    lowest, highest = min(values), max(values)
+    if lowest > 0 and highest / lowest > 10:
+        return lambda value: start + (end - start) * math.log(value / lowest) / math.log(highest / lowest)
+    return lambda value: start + (end - start) * (value - lowest) / ((highest - lowest) or 1.0)

@@ -1,0 +1,383 @@
+/* Layers of a pass that is measured, without a Python frame for any of them: hooks that torch calls, rows that the flush
+   thread takes. Whatever is not a plain tensor in host memory is handed to Python. */
+#if defined(__linux__) && !defined(Py_GIL_DISABLED) /* the clock is Python's there, and the interpreter's lock ours */
+#define HAVE_LAYERS 1
+#include <time.h>
+
+#define ROWS 65536 /* that wait for the flush thread: more are dropped and counted */
+#define SLOTS 8192 /* layers, in an open table; a model with more is watched from Python */
+#define DEEPEST 512
+enum { FORWARD = 2, BACKWARD = 3, UPDATE = 4 };                  /* phases of the trace */
+enum { ACTIVATION = 1, GRADIENT = 2, PARAMETER = 3, MOVED = 4 }; /* kinds */
+
+#pragma pack(push, 1)
+typedef struct {
+    int64_t step, seq;
+    int32_t site, pass;
+    uint8_t kind, phase;
+    uint16_t slot;
+    int64_t count;
+    double mean, std, low, high, l2;
+    int64_t zeros, nans, infs;
+    uint64_t digest;
+    int64_t wall;
+} stats_row;
+
+typedef struct {
+    int64_t step, seq;
+    int32_t site, pass;
+    uint8_t phase, depth;
+    int64_t start, duration, host_bytes, device_bytes;
+} span_row;
+#pragma pack(pop)
+
+typedef struct {
+    PyObject *module, *weak;
+    int32_t site;
+    char leaf, watched, timed;
+} layer;
+
+typedef struct {
+    PyObject *module;
+    int64_t start, own;
+} call;
+
+typedef struct {
+    PyObject_HEAD PyObject *next_seq, *missed, *missed_gradient, *tensor, *other_tensor, *strided, *modes, *wrapped;
+    PyObject *dtypes[DTYPES];
+    PyObject *above; /* the hook after a module in Python: gets what began before us */
+    stats_row *stats;
+    span_row *spans;
+    int64_t stats_used, spans_used, stats_lost, spans_lost;
+    layer *layers;
+    int known;
+    call stack[DEEPEST];
+    int depth, above_depth;
+    int64_t step, own, largest, read; /* tensors above `largest` bytes are left out; bytes of those that were not */
+    int32_t pass;
+    char phase, with_gradient, wants_activation, wants_gradient;
+    unsigned long owner;
+    int32_t last_site, last_pass; /* whose output gradient arrived last; -1 = none */
+    int64_t last_at;
+    PyObject *error;
+} watch;
+
+typedef struct {
+    PyObject_HEAD vectorcallfunc call;
+    watch *of;
+    int32_t site, pass;
+    char leaf;
+} hook;
+
+static PyTypeObject *hook_type = NULL;
+static PyObject *S_is_cpu, *S_layout, *S_nested, *S_dtype, *S_numel, *S_contiguous, *S_neg, *S_data_ptr, *S_requires,
+    *S_leaf, *S_hooks, *S_grad_fn, *S_register, *S_grad;
+
+static int64_t clock_of(clockid_t which)
+{
+    struct timespec now;
+    clock_gettime(which, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* The first failure is kept for Python to read; from then on everything goes its way. */
+static void give_up(watch *of)
+{
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    if (!of->error && kind) {
+        PyErr_NormalizeException(&kind, &value, &trace);
+        of->error = Py_NewRef(value ? value : kind);
+    }
+    Py_XDECREF(kind);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+}
+
+static int64_t next_seq(watch *of)
+{
+    PyObject *number = PyObject_CallNoArgs(of->next_seq);
+    int64_t seq = number ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    return seq;
+}
+
+static void put_stats(watch *of, int32_t site, int kind, int phase, int32_t pass, const measured *one)
+{
+    if (of->stats_used == ROWS) {
+        of->stats_lost++;
+        return;
+    }
+    const moments *m = &one->of;
+    double n = m->finite, none = NAN, scale = one->scale;
+    stats_row *row = &of->stats[of->stats_used];
+    *row = (stats_row){of->step, next_seq(of), site, pass, (uint8_t)kind, (uint8_t)phase, 0, one->count,
+                       n ? m->mean / scale : none, n ? sqrt(m->m2 / n) / scale : none, n ? m->low : none,
+                       n ? m->high : none, n ? sqrt(m->m2 + n * m->mean * m->mean) / scale : none, m->zeros, m->nans,
+                       m->infs, 0, clock_of(CLOCK_REALTIME)};
+    of->stats_used++;
+}
+
+static void put_span(watch *of, int32_t site, int phase, int32_t pass, int depth, int64_t start, int64_t took,
+                     int64_t bytes)
+{
+    if (of->spans_used == ROWS) {
+        of->spans_lost++;
+        return;
+    }
+    of->spans[of->spans_used] = (span_row){of->step, next_seq(of), site, pass, (uint8_t)phase,
+                                           (uint8_t)(depth > 255 ? 255 : depth), start, took, bytes,
+                                           bytes < 0 ? -1 : 0};
+    of->spans_used++;
+}
+
+/* -1 = an error, 0 = no, 1 = yes */
+static int attribute_is(PyObject *of, PyObject *name, PyObject *wanted)
+{
+    PyObject *value = PyObject_GetAttr(of, name);
+    int same = value == wanted;
+    Py_XDECREF(value);
+    return value ? same : -1;
+}
+
+static int method_is(PyObject *of, PyObject *name, PyObject *wanted)
+{
+    PyObject *value = PyObject_CallMethodNoArgs(of, name);
+    int same = value == wanted;
+    Py_XDECREF(value);
+    return value ? same : -1;
+}
+
+static int number_of(PyObject *of, PyObject *name, int64_t *into)
+{
+    PyObject *value = PyObject_CallMethodNoArgs(of, name);
+    *into = value ? (int64_t)PyLong_AsUnsignedLongLong(value) : -1;
+    Py_XDECREF(value);
+    return value && !PyErr_Occurred() ? 1 : -1;
+}
+
+static int code_of(watch *of, PyObject *tensor)
+{
+    PyObject *dtype = PyObject_GetAttr(tensor, S_dtype);
+    int code = -1;
+    for (int i = 0; dtype && i < DTYPES; i++)
+        if (of->dtypes[i] == dtype)
+            code = i;
+    Py_XDECREF(dtype);
+    return code;
+}
+
+#define MUST(x)                                                                                                        \
+    do {                                                                                                               \
+        int is_so = (x);                                                                                               \
+        if (is_so != 1)                                                                                                \
+            return is_so;                                                                                              \
+    } while (0)
+
+/* Where the elements of a tensor lie, when they fill a piece of host memory in order: 1. Another kind of tensor: 0. */
+static int read_plain(watch *of, PyObject *tensor, job *one)
+{
+    int64_t at = 0;
+    if ((PyObject *)Py_TYPE(tensor) != of->tensor && (PyObject *)Py_TYPE(tensor) != of->other_tensor)
+        return 0;
+    MUST(attribute_is(tensor, S_is_cpu, Py_True));
+    MUST(attribute_is(tensor, S_layout, of->strided));
+    MUST(attribute_is(tensor, S_nested, Py_False));
+    MUST(method_is(tensor, S_neg, Py_False));
+    PyObject *wrapped = PyObject_CallOneArg(of->wrapped, tensor);
+    Py_XDECREF(wrapped);
+    MUST(wrapped ? wrapped == Py_False : -1);
+    MUST(method_is(tensor, S_contiguous, Py_True));
+    one->dtype = code_of(of, tensor);
+    if (one->dtype < 0)
+        return PyErr_Occurred() ? -1 : 0;
+    MUST(number_of(tensor, S_numel, &one->count));
+    if (one->count)
+        MUST(number_of(tensor, S_data_ptr, &at));
+    one->at = (const char *)(intptr_t)at;
+    return one->at || !one->count;
+}
+
+static void measure_plain(job *one)
+{
+    const histogram none = {NULL, 1};
+    PyThreadState *released = one->count * WIDTH[one->dtype] >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+    float_state floats = plain_floats();
+    one->now = measure_one(set_of(0), one->at, one->dtype, one->count, NULL, none);
+    restore_floats(floats);
+    if (released)
+        PyEval_RestoreThread(released);
+}
+
+static int not_too_large(watch *of, const job *one)
+{
+    int64_t bytes = one->count * WIDTH[one->dtype];
+    if (bytes > of->largest)
+        return 0;
+    of->read += bytes;
+    return 1;
+}
+
+static layer *layer_of(watch *of, PyObject *module)
+{
+    size_t place = ((size_t)(uintptr_t)module >> 4) * 0x9E3779B1u;
+    for (size_t i = 0; i < SLOTS; i++) {
+        layer *one = &of->layers[(place + i) % SLOTS];
+        if (!one->module || one->module == module)
+            return one;
+    }
+    return NULL;
+}
+
+static layer *known_layer(watch *of, PyObject *module)
+{
+    layer *one = layer_of(of, module);
+    return one && one->module && PyWeakref_GetObject(one->weak) == module ? one : NULL;
+}
+
+static hook *new_hook(watch *of, vectorcallfunc call, int32_t site, int leaf)
+{
+    hook *one = PyObject_GC_New(hook, hook_type);
+    if (one) {
+        one->call = call;
+        one->of = (watch *)Py_NewRef(of);
+        one->site = site;
+        one->pass = of->pass;
+        one->leaf = (char)leaf;
+        PyObject_GC_Track(one);
+    }
+    return one;
+}
+
+static void charge_backward(watch *of, int64_t now)
+{
+    if (of->last_site >= 0)
+        put_span(of, of->last_site, BACKWARD, of->last_pass, 0, of->last_at, now - of->last_at, -1);
+}
+
+static PyObject *gradient_arrived(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
+{
+    hook *mine = (hook *)self;
+    watch *of = mine->of;
+    job one = {0};
+    if (!of->missed_gradient || of->error || PyVectorcall_NARGS(given) < 1 || args[0] == Py_None)
+        Py_RETURN_NONE;
+    int64_t now = clock_of(CLOCK_MONOTONIC);
+    if (mine->leaf)
+        charge_backward(of, now);
+    int plain = read_plain(of, args[0], &one);
+    if (plain == 1 && not_too_large(of, &one)) {
+        measure_plain(&one);
+        put_stats(of, mine->site, GRADIENT, BACKWARD, mine->pass, &one.now);
+    } else if (plain == 0) {
+        PyObject *done = PyObject_CallFunction(of->missed_gradient, "iiO", mine->site, mine->pass, args[0]);
+        Py_XDECREF(done);
+    }
+    int64_t end = clock_of(CLOCK_MONOTONIC);
+    of->own += end - now;
+    if (mine->leaf) {
+        of->last_site = mine->site;
+        of->last_pass = mine->pass;
+        of->last_at = end;
+    } else
+        of->last_at += end - now; /* our own time is nobody's */
+    if (PyErr_Occurred())
+        give_up(of);
+    Py_RETURN_NONE;
+}
+
+/* What Tensor.register_hook does, without its frame. */
+static int watch_gradient(watch *of, PyObject *output, const layer *from)
+{
+    int leaf = attribute_is(output, S_leaf, Py_False);
+    if (leaf != 1)
+        return leaf;
+    PyObject *hooks = PyObject_GetAttr(output, S_hooks);
+    if (hooks == Py_None) {
+        Py_DECREF(hooks);
+        hooks = PyODict_New();
+        PyObject *node = hooks && PyObject_SetAttr(output, S_hooks, hooks) == 0 ? PyObject_GetAttr(output, S_grad_fn) : NULL;
+        PyObject *done = node && node != Py_None ? PyObject_CallMethodOneArg(node, S_register, output) : node;
+        if (done != node)
+            Py_XDECREF(done);
+        Py_XDECREF(node);
+        if (!done)
+            Py_CLEAR(hooks);
+    }
+    hook *mine = hooks ? new_hook(of, gradient_arrived, from->site, from->leaf) : NULL;
+    int failed = !mine || PyObject_SetItem(hooks, (PyObject *)mine, (PyObject *)mine) < 0;
+    Py_XDECREF(mine);
+    Py_XDECREF(hooks);
+    return failed ? -1 : 1;
+}
+
+static PyObject *before_layer(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
+{
+    watch *of = ((hook *)self)->of;
+    if (PyVectorcall_NARGS(given) < 1 || PyThread_get_thread_ident() != of->owner || of->depth == DEEPEST)
+        Py_RETURN_NONE;
+    call *top = &of->stack[of->depth++];
+    top->module = args[0];
+    top->own = of->own;
+    top->start = clock_of(CLOCK_MONOTONIC);
+    Py_RETURN_NONE;
+}
+
+/* 1 = written down, 0 = for Python, -1 = failed */
+static int write_layer(watch *of, PyObject *module, PyObject *output, const call *begun, int64_t end)
+{
+    job one = {0};
+    layer *from = known_layer(of, module);
+    if (!from || of->error)
+        return 0;
+    PyObject *modes = PyObject_CallNoArgs(of->modes);
+    int64_t active = modes ? PyLong_AsLongLong(modes) : -1;
+    Py_XDECREF(modes);
+    if (active)
+        return active < 0 ? -1 : 0;
+    MUST(read_plain(of, output, &one));
+    if (from->timed)
+        put_span(of, from->site, of->phase, of->pass, of->above_depth + of->depth, begun->start,
+                 end - begun->start - (of->own - begun->own), one.count * WIDTH[one.dtype]);
+    if (!from->watched)
+        return 1;
+    if (of->wants_activation && not_too_large(of, &one)) {
+        measure_plain(&one);
+        put_stats(of, from->site, ACTIVATION, of->phase, of->pass, &one.now);
+    }
+    if (of->with_gradient && of->wants_gradient) {
+        int wanted = attribute_is(output, S_requires, Py_True);
+        if (wanted == 1)
+            wanted = watch_gradient(of, output, from);
+        return wanted < 0 ? -1 : 1;
+    }
+    return 1;
+}
+
+static PyObject *after_layer(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
+{
+    watch *of = ((hook *)self)->of;
+    Py_ssize_t n = PyVectorcall_NARGS(given);
+    int64_t end = clock_of(CLOCK_MONOTONIC);
+    int at = of->depth - 1;
+    while (n > 0 && at >= 0 && of->stack[at].module != args[0])
+        at--;
+    if (n < 1 || at < 0 || PyThread_get_thread_ident() != of->owner)
+        return of->above ? PyObject_Vectorcall(of->above, args, given, names) : Py_NewRef(Py_None);
+    of->depth = at;
+    if (n < 4)
+        Py_RETURN_NONE; /* the forward raised */
+    call begun = of->stack[at];
+    int done = write_layer(of, args[0], args[3], &begun, end);
+    if (done == 0 && of->missed) {
+        PyObject *told = PyObject_CallFunction(of->missed, "O(LL)(OOO)i", args[0], (long long)begun.start,
+                                               (long long)(end - begun.start - (of->own - begun.own)), args[1],
+                                               args[2], args[3], of->above_depth + at);
+        Py_XDECREF(told);
+    }
+    of->own += clock_of(CLOCK_MONOTONIC) - end;
+    if (PyErr_Occurred())
+        give_up(of);
+    Py_RETURN_NONE;
+}
+#endif

@@ -1,0 +1,404 @@
+/* The Python side of _layers.h: what is told to it, what is taken from it, and parameters around an update. */
+#ifdef HAVE_LAYERS
+
+static int hook_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((hook *)self)->of);
+    return 0;
+}
+
+static void hook_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_DECREF(((hook *)self)->of);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+static PyObject *hook_copy(PyObject *self, PyObject *ignored) { return Py_NewRef(self); }
+
+static PyMemberDef hook_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(hook, call), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyMethodDef hook_methods[] = {
+    {"__deepcopy__", hook_copy, METH_O, "A copy of a tensor or module shares it."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot hook_slots[] = {
+    {Py_tp_dealloc, hook_dealloc}, {Py_tp_traverse, hook_traverse}, {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, hook_members}, {Py_tp_methods, hook_methods},   {0, NULL},
+};
+static PyType_Spec hook_spec = {
+    "neuraldbg.capture.kernels._fused.Hook", sizeof(hook), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION, hook_slots,
+};
+
+static int watch_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    watch *of = (watch *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(of->next_seq);
+    Py_VISIT(of->missed);
+    Py_VISIT(of->missed_gradient);
+    Py_VISIT(of->above);
+    Py_VISIT(of->error);
+    return 0;
+}
+
+static void forget_layers(watch *of)
+{
+    for (int i = 0; of->layers && i < SLOTS; i++)
+        Py_CLEAR(of->layers[i].weak);
+    if (of->layers)
+        memset(of->layers, 0, SLOTS * sizeof(layer));
+    of->known = 0;
+}
+
+static int watch_clear(PyObject *self)
+{
+    watch *of = (watch *)self;
+    Py_CLEAR(of->missed);
+    Py_CLEAR(of->missed_gradient);
+    Py_CLEAR(of->above);
+    Py_CLEAR(of->error);
+    forget_layers(of);
+    return 0;
+}
+
+static void watch_dealloc(PyObject *self)
+{
+    watch *of = (watch *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    watch_clear(self);
+    Py_CLEAR(of->next_seq);
+    Py_CLEAR(of->tensor);
+    Py_CLEAR(of->other_tensor);
+    Py_CLEAR(of->strided);
+    Py_CLEAR(of->modes);
+    Py_CLEAR(of->wrapped);
+    for (int i = 0; i < DTYPES; i++)
+        Py_CLEAR(of->dtypes[i]);
+    PyMem_Free(of->stats);
+    PyMem_Free(of->spans);
+    PyMem_Free(of->layers);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static int watch_init(PyObject *self, PyObject *args, PyObject *names)
+{
+    watch *of = (watch *)self;
+    PyObject *next, *tensor, *other, *strided, *modes, *wrapped, *dtypes;
+    if (of->stats) {
+        PyErr_SetString(PyExc_RuntimeError, "made already");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "OOOOOOO!", &next, &tensor, &other, &strided, &modes, &wrapped, &PyList_Type, &dtypes))
+        return -1;
+    of->next_seq = Py_NewRef(next);
+    of->tensor = Py_NewRef(tensor);
+    of->other_tensor = Py_NewRef(other);
+    of->strided = Py_NewRef(strided);
+    of->modes = Py_NewRef(modes);
+    of->wrapped = Py_NewRef(wrapped);
+    for (Py_ssize_t i = 0; i < DTYPES && i < PyList_GET_SIZE(dtypes); i++)
+        of->dtypes[i] = Py_NewRef(PyList_GET_ITEM(dtypes, i));
+    of->stats = PyMem_Calloc(ROWS, sizeof(stats_row));
+    of->spans = PyMem_Calloc(ROWS, sizeof(span_row));
+    of->layers = PyMem_Calloc(SLOTS, sizeof(layer));
+    of->last_site = -1;
+    if (of->stats && of->spans && of->layers)
+        return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
+static PyObject *watch_hook(PyObject *self, vectorcallfunc call) { return (PyObject *)new_hook((watch *)self, call, -1, 0); }
+static PyObject *watch_before(PyObject *self, void *closure) { return watch_hook(self, before_layer); }
+static PyObject *watch_after(PyObject *self, void *closure) { return watch_hook(self, after_layer); }
+
+static PyObject *watch_error(PyObject *self, void *closure)
+{
+    PyObject *error = ((watch *)self)->error;
+    return Py_NewRef(error ? error : Py_None);
+}
+
+PyDoc_STRVAR(listen_doc, "listen(missed, missed_gradient, above): what Python is called for; three None = never again");
+
+static PyObject *watch_listen(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    watch *of = (watch *)self;
+    if (given != 3)
+        return PyErr_Format(PyExc_TypeError, "listen takes 3 arguments, not %zd", given);
+    PyObject **places[3] = {&of->missed, &of->missed_gradient, &of->above};
+    for (int i = 0; i < 3; i++)
+        Py_XSETREF(*places[i], args[i] == Py_None ? NULL : Py_NewRef(args[i]));
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(learn_doc, "learn(module, site, leaf, watched, timed) -> whether there was room");
+
+static PyObject *watch_learn(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    PyObject *module;
+    int site, leaf, watched, timed;
+    if (!PyArg_ParseTuple(args, "Oippp", &module, &site, &leaf, &watched, &timed))
+        return NULL;
+    if (of->known > SLOTS / 2)
+        Py_RETURN_FALSE;
+    layer *one = layer_of(of, module);
+    PyObject *weak = one ? PyWeakref_NewRef(module, NULL) : NULL;
+    if (!weak)
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    of->known += !one->module;
+    one->module = module;
+    Py_XSETREF(one->weak, weak);
+    one->site = site;
+    one->leaf = (char)leaf;
+    one->watched = (char)watched;
+    one->timed = (char)timed;
+    Py_RETURN_TRUE;
+}
+
+PyDoc_STRVAR(begin_doc, "begin(step, pass_id, phase, depth, with_gradient, wants_activation, wants_gradient,\n"
+                        "largest): a pass; tensors above so many bytes are left out");
+
+static PyObject *watch_begin(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    long long step;
+    int pass, phase, depth, with_gradient, activation, gradient;
+    long long largest;
+    if (!PyArg_ParseTuple(args, "LiiipppL", &step, &pass, &phase, &depth, &with_gradient, &activation, &gradient,
+                          &largest))
+        return NULL;
+    of->largest = largest;
+    of->step = step;
+    of->pass = pass;
+    of->phase = (char)phase;
+    of->above_depth = depth;
+    of->with_gradient = (char)with_gradient;
+    of->wants_activation = (char)activation;
+    of->wants_gradient = (char)gradient;
+    of->owner = PyThread_get_thread_ident();
+    of->depth = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *watch_own(PyObject *self, PyObject *ignored)
+{
+    watch *of = (watch *)self;
+    int64_t own = of->own;
+    of->own = 0;
+    return PyLong_FromLongLong(own);
+}
+
+static PyObject *watch_bytes(PyObject *self, PyObject *ignored)
+{
+    watch *of = (watch *)self;
+    int64_t read = of->read;
+    of->read = 0;
+    return PyLong_FromLongLong(read);
+}
+
+PyDoc_STRVAR(arrived_doc, "arrived(site, pass_id, now) -> a gradient that Python looks at: its time is charged as any");
+
+static PyObject *watch_arrived(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    int site, pass;
+    long long now;
+    if (!PyArg_ParseTuple(args, "iiL", &site, &pass, &now))
+        return NULL;
+    charge_backward(of, now);
+    of->last_site = site;
+    of->last_pass = pass;
+    of->last_at = clock_of(CLOCK_MONOTONIC);
+    Py_RETURN_NONE;
+}
+
+static PyObject *watch_backward_ended(PyObject *self, PyObject *ignored)
+{
+    watch *of = (watch *)self;
+    charge_backward(of, clock_of(CLOCK_MONOTONIC));
+    of->last_site = -1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *watch_forget(PyObject *self, PyObject *ignored)
+{
+    forget_layers((watch *)self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *taken_rows(const void *rows, int64_t *used, size_t width)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(rows, (Py_ssize_t)((size_t)*used * width));
+    if (bytes)
+        *used = 0;
+    return bytes;
+}
+
+PyDoc_STRVAR(drain_doc, "drain() -> (rows of stats, rows of spans, of both how many were lost since)");
+
+static PyObject *watch_drain(PyObject *self, PyObject *ignored)
+{
+    watch *of = (watch *)self;
+    PyObject *stats = taken_rows(of->stats, &of->stats_used, sizeof(stats_row));
+    PyObject *spans = taken_rows(of->spans, &of->spans_used, sizeof(span_row));
+    long long lost = of->stats_lost, lost_spans = of->spans_lost;
+    of->stats_lost = of->spans_lost = 0;
+    if (stats && spans)
+        return Py_BuildValue("(NNLL)", stats, spans, lost, lost_spans);
+    Py_XDECREF(stats);
+    Py_XDECREF(spans);
+    return NULL;
+}
+
+/* -- parameters ------------------------------------------------------------------------------------------------- */
+
+static PyObject *left_over(PyObject *left, PyObject *item)
+{
+    if (PyList_Append(left, item) < 0)
+        Py_CLEAR(left);
+    return left;
+}
+
+PyDoc_STRVAR(gradients_doc,
+             "gradients(step, [(site, parameter), ...], with_rows) -> (sum of squares, NaN, Inf, those it cannot read)");
+
+static PyObject *watch_gradients(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    PyObject *items, *left = PyList_New(0);
+    long long step, nans = 0, infs = 0;
+    int with_rows;
+    double squares = 0;
+    if (!left || !PyArg_ParseTuple(args, "LO!p", &step, &PyList_Type, &items, &with_rows))
+        goto failed;
+    of->step = step;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        PyObject *item = PyList_GET_ITEM(items, i);
+        PyObject *gradient = PyObject_GetAttr(PyTuple_GET_ITEM(item, 1), S_grad);
+        job one = {0};
+        int plain = !gradient ? -1 : gradient == Py_None ? 2 : read_plain(of, gradient, &one);
+        if (plain == 1) {
+            measure_plain(&one);
+            const moments *m = &one.now.of;
+            squares += m->finite ? (m->m2 + m->finite * m->mean * m->mean) / (one.now.scale * one.now.scale) : 0;
+            nans += m->nans;
+            infs += m->infs;
+            if (with_rows)
+                put_stats(of, (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 0)), GRADIENT, UPDATE, -1, &one.now);
+        }
+        Py_XDECREF(gradient);
+        if (plain < 0 || PyErr_Occurred() || (plain == 0 && !left_over(left, item)))
+            goto failed;
+    }
+    return Py_BuildValue("(dLLN)", squares, nans, infs, left);
+failed:
+    Py_XDECREF(left);
+    return NULL;
+}
+
+PyDoc_STRVAR(moved_doc, "moved(step, [(site, parameter, address before or 0), ...]) -> [those it cannot read, ...]\n\n"
+                        "Of each parameter what it is now and how far it moved, in one pass over both.");
+
+static PyObject *watch_moved(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    PyObject *items, *left = PyList_New(0);
+    long long step;
+    if (!left || !PyArg_ParseTuple(args, "LO!", &step, &PyList_Type, &items))
+        goto failed;
+    of->step = step;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        PyObject *item = PyList_GET_ITEM(items, i);
+        PyObject *value = PyTuple_GET_ITEM(item, 1), *before = PyTuple_GET_ITEM(item, 2);
+        int32_t site = (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 0));
+        job one = {0}, old = {0};
+        int plain = read_plain(of, value, &one);
+        if (plain == 1 && before != Py_None) {
+            plain = read_plain(of, before, &old);
+            plain = plain == 1 ? old.count == one.count && old.dtype == one.dtype : plain;
+        }
+        if (plain == 1 && before != Py_None) {
+            PyThreadState *released = one.count * WIDTH[one.dtype] >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+            float_state floats = plain_floats();
+            measure_moved(set_of(0), one.at, old.at, one.dtype, one.count, &one.now, &one.moved);
+            restore_floats(floats);
+            if (released)
+                PyEval_RestoreThread(released);
+        } else if (plain == 1)
+            measure_plain(&one);
+        if (plain == 1)
+            put_stats(of, site, PARAMETER, UPDATE, -1, &one.now);
+        if (plain == 1 && before != Py_None)
+            put_stats(of, site, MOVED, UPDATE, -1, &one.moved);
+        if (plain < 0 || PyErr_Occurred() || (plain == 0 && !left_over(left, item)))
+            goto failed;
+    }
+    return left;
+failed:
+    Py_XDECREF(left);
+    return NULL;
+}
+
+static PyMethodDef watch_methods[] = {
+    {"listen", (PyCFunction)(void (*)(void))watch_listen, METH_FASTCALL, listen_doc},
+    {"learn", watch_learn, METH_VARARGS, learn_doc},
+    {"begin", watch_begin, METH_VARARGS, begin_doc},
+    {"take_own_ns", watch_own, METH_NOARGS, "Nanoseconds spent here since the last time."},
+    {"take_bytes", watch_bytes, METH_NOARGS, "Bytes of outputs and their gradients read since the last time."},
+    {"arrived", watch_arrived, METH_VARARGS, arrived_doc},
+    {"backward_ended", watch_backward_ended, METH_NOARGS, "Charge the rest of the backward to the last layer."},
+    {"forget", watch_forget, METH_NOARGS, "No layer is known any more."},
+    {"drain", watch_drain, METH_NOARGS, drain_doc},
+    {"gradients", watch_gradients, METH_VARARGS, gradients_doc},
+    {"moved", watch_moved, METH_VARARGS, moved_doc},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef watch_getset[] = {
+    {"before", watch_before, NULL, "A hook for torch's table of hooks before a forward.", NULL},
+    {"after", watch_after, NULL, "A hook for the table of those after it.", NULL},
+    {"error", watch_error, NULL, "What went wrong first; None while nothing has.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot watch_slots[] = {
+    {Py_tp_init, watch_init},         {Py_tp_dealloc, watch_dealloc}, {Py_tp_traverse, watch_traverse},
+    {Py_tp_clear, watch_clear},       {Py_tp_methods, watch_methods}, {Py_tp_getset, watch_getset},
+    {Py_tp_new, PyType_GenericNew},   {0, NULL},
+};
+static PyType_Spec watch_spec = {
+    "neuraldbg.capture.kernels._fused.Layers", sizeof(watch), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, watch_slots,
+};
+
+static int add_layers(PyObject *module)
+{
+    struct {
+        PyObject **at;
+        const char *name;
+    } names[] = {{&S_is_cpu, "is_cpu"},       {&S_layout, "layout"},
+                 {&S_nested, "is_nested"},    {&S_dtype, "dtype"},
+                 {&S_numel, "numel"},         {&S_contiguous, "is_contiguous"},
+                 {&S_neg, "is_neg"},          {&S_data_ptr, "data_ptr"},
+                 {&S_requires, "requires_grad"}, {&S_leaf, "is_leaf"},
+                 {&S_hooks, "_backward_hooks"}, {&S_grad_fn, "grad_fn"},
+                 {&S_register, "_register_hook_dict"}, {&S_grad, "grad"}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (!(*names[i].at = PyUnicode_InternFromString(names[i].name)))
+            return -1;
+    hook_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &hook_spec, NULL);
+    if (!hook_type || PyObject_SetAttrString((PyObject *)hook_type, "__torch_unserializable__", Py_True) < 0)
+        return -1;
+    PyObject *type = PyType_FromModuleAndSpec(module, &watch_spec, NULL);
+    int failed = !type || PyModule_AddObjectRef(module, "Layers", type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}
+#endif

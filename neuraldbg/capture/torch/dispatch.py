@@ -1,0 +1,139 @@
+"""Where torch finds our module hooks, and how it gets by without them in passes of which only the ends matter.
+
+A module that is called while any global hook exists takes torch's long way, 2 us and more for each layer. Outside of
+passes our hooks must be there: that is how a pass is noticed. In a pass that is not measured only its end is waited
+for: the hooks are out of torch's tables until then, and the module that was called carries the one that waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from neuraldbg.capture.torch.patches import Patches
+
+_CALL = nn.Module._call_impl.__code__
+_PRE, _POST = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+_LOOKS_AT_HOOKS = (nn.TransformerEncoderLayer,)  # leaves its fused path when it finds one on itself
+
+
+class ModuleHooks:
+    def __init__(self, before: Callable[..., None], after: Callable[..., None]) -> None:
+        self._before = before
+        self._after = after
+        self._ids = (-1, -1)
+        self._away = self._replaced = False
+        self._carrier: weakref.ref[nn.Module] | None = None
+        self._waiter = _Waiter(self)
+
+    def install(self, patches: Patches) -> None:
+        before = torch_module.register_module_forward_pre_hook(self._before)
+        after = torch_module.register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
+        self._ids = (before.id, after.id)
+        patches.handle(before)
+        patches.handle(after)
+        patches.undo(torch_module._global_forward_hooks_with_kwargs.pop, after.id, None)  # torch leaves it behind
+        patches.undo(self._close)
+
+    def step_aside(self, module: nn.Module) -> None:
+        """Until this module's call ends. Not where somebody else has global hooks, whose place among ours would
+        change, nor once anything was compiled: Dynamo's graphs are bound to the hooks that were there."""
+        if self._carrier is not None:
+            self._unhang()
+        if self._away or not alone() or isinstance(module, _LOOKS_AT_HOOKS) or compiled():
+            return
+        number = self._ids[1]
+        if _PRE.pop(self._ids[0], None) is None or _POST.pop(number, None) is None:
+            self.come_back()
+            return
+        self._away = True
+        self._carrier = weakref.ref(module)
+        module._forward_hooks[number] = self._waiter
+        module._forward_hooks_with_kwargs[number] = True
+        module._forward_hooks_always_called[number] = True
+
+    def come_back(self) -> None:
+        """Also after a forward that was interrupted, from wherever we are called next."""
+        if self._replaced:
+            self._replaced = False
+            self._return()
+        if self._away:
+            self._return()
+            self._unhang()
+
+    def let(self, before: Any, after: Any) -> None:
+        """Other hooks take the place of ours until the pass ends."""
+        if self._ids[0] in _PRE and self._ids[1] in _POST:
+            self._replaced = True
+            _PRE[self._ids[0]], _POST[self._ids[1]] = before, after
+
+    def _return(self) -> None:
+        self._away = False
+        _PRE[self._ids[0]] = self._before
+        _POST[self._ids[1]] = self._after
+
+    def _unhang(self) -> None:
+        carrier, self._carrier = self._carrier, None
+        module = None if carrier is None else carrier()
+        if module is not None:
+            for table in (
+                module._forward_hooks,
+                module._forward_hooks_with_kwargs,
+                module._forward_hooks_always_called,
+            ):
+                table.pop(self._ids[1], None)
+
+    def _close(self) -> None:
+        """Before the handles take our hooks out for good."""
+        self.come_back()
+        self._unhang()
+
+    def ended(self, module: nn.Module, args: Any, kwargs: Any, output: Any, *, raised: bool) -> None:
+        if raised:
+            self._return()  # torch is walking through the module's hooks: ours is taken off later
+            self._after(module, args, output)
+        else:
+            self.come_back()
+            self._after(module, args, kwargs, output)
+
+
+class _Waiter:
+    """Hangs on a module while it runs. A copy of the module that is made meanwhile gets one that does nothing."""
+
+    __slots__ = ("_hooks",)
+
+    def __init__(self, hooks: ModuleHooks | None = None) -> None:
+        self._hooks = hooks
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._hooks is not None:
+            raised = sys._getframe(1).f_code is _CALL  # torch calls it from its exception handler then
+            self._hooks.ended(module, args, kwargs, output, raised=raised)
+
+    def __deepcopy__(self, _: Any) -> _Waiter:
+        return _Waiter()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Waiter, ())
+
+
+def alone() -> bool:
+    """Whether no hooks but ours are in torch's tables."""
+    return len(_PRE) == 1 and len(_POST) == 1
+
+
+def compiled() -> bool:
+    """Whether torch.compile was ever called in this process."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None and getattr(frames, "FRAME_COUNTER", 1) > 0:
+        return True
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends: dict[int, Any] = getattr(frames, "cached_backends", {})
+    if len(backends) < 2 and id(None) in backends:
+        return False  # stands for what is never compiled: optimizers ask for that
+    return any(one is not None for one in list(backends.values()))

@@ -1,0 +1,68 @@
+"""Values of parameters as they were before an update, kept in memory that is used again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuraldbg.capture.identity import IdentityTable
+
+FULL_BYTES = 2**30  # where every step is measured: above it only the first parameters are copied
+TURN_BYTES = 48 * 2**20  # under a budget: a larger model's parameters take turns
+
+
+class EarlierValues:
+    def __init__(self, *, under_budget: bool) -> None:
+        self._under_budget = under_budget
+        self._room = TURN_BYTES if under_budget else FULL_BYTES
+        self._copies: IdentityTable[Tensor] = IdentityTable()
+        self._next = 0  # parameter that the next turn begins with
+        self.too_large = False  # some parameter alone is more than a turn holds
+
+    def take(self, parameters: list[Tensor]) -> list[Tensor | None]:
+        """A copy of each, None of those whose turn it is not."""
+        chosen = self._turn(parameters)
+        copies: list[Tensor | None] = [None] * len(parameters)
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        for at in chosen:
+            value = parameters[at].detach()
+            if value.is_cuda:
+                copies[at] = value.clone()
+                continue
+            copy = self._copy_of(parameters[at], value)
+            copies[at] = copy
+            ours.append(copy)
+            theirs.append(value)
+        if ours:
+            torch._foreach_copy_(ours, theirs)
+        return copies
+
+    def _turn(self, parameters: list[Tensor]) -> list[int]:
+        """Those that fit, from where the last turn ended; everything when it does."""
+        sizes = [p.numel() * p.element_size() if p.layout == torch.strided else -1 for p in parameters]
+        on_host = [0 if p.is_cuda else size for p, size in zip(parameters, sizes, strict=True)]
+        if sum(on_host) <= self._room:
+            return [at for at, size in enumerate(sizes) if size >= 0]
+        self._copies = IdentityTable()  # other ones are needed now
+        room, chosen, count = self._room, [], len(parameters)
+        start = self._next % count if self._under_budget else 0
+        for at in [*range(start, count), *range(start)]:
+            self.too_large = self.too_large or on_host[at] > self._room
+            if sizes[at] < 0 or on_host[at] > self._room:
+                continue
+            room -= on_host[at]
+            if room < 0:
+                self._next = at
+                break
+            chosen.append(at)
+        return chosen
+
+    def _copy_of(self, parameter: Tensor, value: Tensor) -> Tensor:
+        copy: Any = self._copies.get(parameter)
+        if copy is None or copy.shape != value.shape or copy.dtype != value.dtype or copy.stride() != value.stride():
+            copy = self._copies[parameter] = torch.empty_like(value)
+        made: Tensor = copy
+        return made

@@ -1,0 +1,114 @@
+"""Histograms of activations, gradients and parameters by the power of two of their magnitude: few, and of few values.
+
+A tensor gets one at its first full step, then again after a sixteenth of the steps done so far: fewer than ninety in a
+run of 10,000 steps, sixteen more for every further e-fold. At most 4,096 values of a tensor are looked at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
+
+from neuraldbg.capture.kernels import host, twin
+from neuraldbg.capture.kernels.elements import BINS, WIDTH
+from neuraldbg.capture.torch.core import now_ns
+from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.stats import dense, measurable, plain, thinned
+from neuraldbg.capture.torch.sweep import owned
+from neuraldbg.capture.torch.tree import Layer
+from neuraldbg.records import Kind, Phase
+
+if TYPE_CHECKING:
+    from neuraldbg.capture.torch.attach import TorchCapture
+
+PIECE: Final = 512  # values in a row that are looked at
+PIECES: Final = 8  # of them, spread over a tensor that is larger than all
+LEAST_GAP: Final = 8  # steps between two of a tensor
+GROWTH: Final = 16  # the gap is this part of the steps done
+Counted = tuple[int, int, int, int, bytes]  # values, looked at, zeros, NaN or Inf, octaves
+
+
+class Histograms:
+    """Only of tensors in host memory: counting on a device would take a kernel of its own."""
+
+    def __init__(self, capture: TorchCapture) -> None:
+        self.core = capture.core
+        self._passes = capture.passes
+        self._due: dict[tuple[int, Kind], int] = {}
+        self._shield = self.core.guard.shield("histograms of gradients")
+        self.core.take_part("layer_run", "histograms of activations", self._layer_run)
+        self.core.take_part("update_done", "histograms of parameters", self._update_done)
+
+    def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
+        first = next(tensors(values[2]), None) if layer.watched and one.phase is Phase.FORWARD else None
+        if first is None:
+            return
+        if self.core.wants(Kind.ACTIVATION):
+            self._count(first, layer.site, (Kind.ACTIVATION, one.phase, 0, one.id))
+        if first.requires_grad and one.grad and self.core.wants(Kind.GRADIENT) and self._is_due(layer, Kind.GRADIENT):
+            self._await(first, layer, one)
+
+    def _await(self, tensor: Tensor, layer: Layer, one: Pass) -> None:
+        """The gradient by a hook of its own, on the few passes that are due: the others are left alone."""
+        core, layers = self.core, self._passes.layers
+
+        def arrived(gradient: Tensor | None) -> None:
+            if not core.on or gradient is None:
+                return
+            begin = now_ns()
+            self._count(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, 0, one.id))
+            took, last = now_ns() - begin, layers.last_backward[0]
+            core.own_ns += took
+            if last is not None:  # what this took is no layer's
+                layers.last_backward[0] = (last[0], last[1] + took, *last[2:])
+
+        self._passes._hook(tensor, self._shield(arrived))
+
+    def _is_due(self, layer: Layer, kind: Kind) -> bool:
+        return self.core.recorder.step >= self._due.get((layer.site, kind), 0)
+
+    def _update_done(self, optimizer: Optimizer, _: Any) -> None:
+        if not self.core.sampling:
+            return
+        tree = self.core.tree
+        for parameter in owned(optimizer):
+            site = tree.parameter_site.get(parameter)
+            if site is not None and site not in tree.unwanted:
+                self._count(parameter, site, (Kind.PARAMETER, Phase.UPDATE, 0, -1))
+
+    def _count(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
+        step, key = self.core.recorder.step, (site, where[0])
+        if step < self._due.get(key, 0) or tensor.device.type != "cpu":
+            return
+        counted = octaves_of(tensor)
+        if counted is not None:
+            self._due[key] = step + max(LEAST_GAP, step // GROWTH)
+            self.core.recorder.histogram(site, where, counted)
+
+
+def octaves_of(tensor: Tensor) -> Counted | None:
+    """The magnitudes of some of a host tensor's values; None where they cannot be read here."""
+    span = host.span_of(tensor) if host.fused is not None else None
+    if span is not None:
+        return _by_kernel(*span)
+    if not measurable(tensor) or not tensor.numel():
+        return None
+    values = plain(thinned(dense(tensor))).reshape(-1).numpy()
+    zeros, bad = values.size - int(np.count_nonzero(values)), values.size - int(np.isfinite(values).sum())
+    return tensor.numel(), values.size, zeros, bad, twin.histogram(values).astype("<u2").tobytes()
+
+
+def _by_kernel(address: int, code: int, count: int) -> Counted | None:
+    if not count:
+        return None
+    bins = np.zeros(BINS, np.int64)
+    size, pieces = (count, 1) if count <= PIECE * PIECES else (PIECE, PIECES)
+    zeros = bad = 0
+    for piece in range(pieces):
+        start = piece * (count - size) // max(1, pieces - 1)
+        row = host.fused.measure(address + start * WIDTH[code], code, size, 0, bins)
+        zeros, bad = zeros + row[6], bad + row[7] + row[8]
+    return count, size * pieces, zeros, bad, bins.astype("<u2").tobytes()

@@ -1,0 +1,129 @@
+"""Layers and parameters of steps that are measured and not looked at otherwise: by C, without a frame for each.
+
+The C hooks stand in torch's tables only while a pass runs of which they can see everything: host memory, one thread,
+nobody else's hooks or modes, nothing compiled, nobody who wants to be told of a layer. A layer that turns out to be
+another case is handed back here and takes the usual way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from neuraldbg.capture.kernels import host
+from neuraldbg.capture.kernels.elements import Element
+from neuraldbg.capture.staging import Block
+from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.dispatch import alone, compiled
+from neuraldbg.capture.torch.passes import Pass
+from neuraldbg.records import Kind, Phase
+from neuraldbg.trace.tables import PHASE_CODE, SPANS, STATS
+
+Located = list[tuple[int, Tensor]]
+
+
+class QuickLayers:
+    """`c` is None where there is no kernel."""
+
+    def __init__(self, core: Core, passes: Any) -> None:
+        self.core = core
+        self.passes = passes
+        self.one: Pass | None = None
+        self.c: Any = None
+        self._rows: Any = None  # the same, also when it is not used any more
+        made = getattr(host.fused, "Layers", None)
+        if made is not None:
+            dtypes = [getattr(torch, element.name, None) for element in Element]
+            modes = torch._C._len_torch_function_stack
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+            numbers = core.recorder.next_seq
+            self.c = made(numbers, Tensor, nn.Parameter, torch.strided, modes, wrapped, dtypes)
+            self._rows = self.c
+            self.before, self.after = self.c.before, self.c.after
+            missed = core.guard.shield("layers", lambda module, *_: type(module).__name__)(self._missed)
+            gradient = core.guard.shield("gradients")(self._missed_gradient)
+            self.c.listen(missed, gradient, passes.post_hook)
+            core.recorder.staging.blocks.append(self._drain)
+            core.tree.on_change = self.c.forget
+
+    # -- a pass ------------------------------------------------------------------------------------------------------
+
+    def begin(self, one: Pass) -> bool:
+        """Whether the pass that begins is seen by C."""
+        core = self.core
+        if self.c is None or not one.sampled or one.looked or not self._fits():
+            return False
+        wants = (core.wants(Kind.ACTIVATION), core.wants(Kind.GRADIENT))
+        self.c.begin(one.step, one.id, PHASE_CODE[one.phase], 1, one.grad, *wants, core.largest)
+        self.one = one
+        return True
+
+    def _fits(self) -> bool:
+        core = self.core
+        stops = core.stops
+        if core.on_layer or core.on_gradient or core.packed or core.trainers > 1 or not core.statistics:
+            return False
+        if stops is not None and stops.gate.active:
+            return False
+        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+            return False
+        return alone() and not compiled() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+    def settle(self) -> None:
+        """Our time in C is ours; a failure there is said once, and Python goes on instead."""
+        if self.c is None:
+            return
+        self.core.own_ns += self.c.take_own_ns()
+        self.core.read_bytes += self.c.take_bytes()
+        if self.c.error is not None:
+            error, self.one = self.c.error, None
+            self.close()
+            self.core.guard.failed("layers by C", None, error)
+
+    def close(self) -> None:
+        if self.c is not None:
+            self.c.listen(None, None, None)
+            self.c.forget()
+            self.core.tree.on_change = None
+            self.c = self.one = None
+
+    # -- what C could not read -----------------------------------------------------------------------------------------
+
+    def _missed(self, module: nn.Module, times: tuple[int, int], values: Any, depth: int) -> None:
+        one, core = self.one, self.core
+        if one is None or self.c is None:
+            return
+        own = core.own_ns
+        self.passes.layers.seen(module, one, (*times, None), values, depth)
+        core.own_ns = own  # C counts the time of this call
+        layer = core.tree.layers.get(module)
+        if layer is None or layer.wrapper:
+            self.c.learn(module, -1, False, False, False)
+        elif layer.located:
+            self.c.learn(module, layer.site, layer.leaf, layer.watched, bool(layer.path))
+
+    def _missed_gradient(self, site: int, pass_id: int, gradient: Tensor) -> None:
+        self.passes.layers.stats(gradient, site, (Kind.GRADIENT, Phase.BACKWARD, 0, pass_id))
+
+    # -- parameters ----------------------------------------------------------------------------------------------------
+
+    def gradients(self, found: Located, *, rows: bool) -> tuple[float | None, Located]:
+        """The norm of all gradients, and those that are left to others; None where that is any of them."""
+        squares, nans, infs, left = self.c.gradients(self.core.recorder.step, found, rows)
+        norm = math.nan if nans else math.inf if infs else math.sqrt(squares)
+        return None if left else norm, left
+
+    def moved(self, kept: list[Any]) -> list[Any]:
+        """Writes what each parameter is and how far it moved; returns those that are left."""
+        left: list[Any] = self.c.moved(self.core.recorder.step, kept)
+        return left
+
+    # -- the flush thread ----------------------------------------------------------------------------------------------
+
+    def _drain(self) -> dict[str, tuple[Block, int]]:
+        stats, spans, lost, lost_spans = self._rows.drain()
+        return {"stats": (np.frombuffer(stats, STATS), lost), "spans": (np.frombuffer(spans, SPANS), lost_spans)}

@@ -1,0 +1,1 @@
+"""What a training does, kept so that any of its steps can be made again."""

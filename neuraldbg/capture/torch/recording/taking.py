@@ -1,0 +1,227 @@
+"""Filling the tape while a training runs: on every pass, backward, change of gradients and update."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.passes import Pass, PassRecord, few_items, output_digest, tensors
+from neuraldbg.capture.torch.patches import Patches
+from neuraldbg.capture.torch.recording.tape import (
+    State,
+    Tape,
+    TapedBackward,
+    TapedCall,
+    TapedPass,
+    TapedUpdate,
+    record_bytes,
+    size_of,
+)
+from neuraldbg.capture.torch.stats import digest_of
+from neuraldbg.capture.torch.sweep import owned
+
+LATELY = 4
+EVERY = 50  # updates between two states
+LARGEST_GRADIENT = 64 * 2**20  # bytes of the gradient of one output
+
+
+class Recording:
+    """Takes part in every moment of a capture; `tape` is what came of it."""
+
+    def __init__(self, core: Core, patches: Patches, tape: Tape) -> None:
+        self.core, self.tape = core, tape
+        self._running: dict[int, TapedPass] = {}  # by pass, until the next updates
+        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._marks: dict[int, tuple[int, int]] = {}  # parameter -> identity and version of its gradient
+        self._since_state = 0
+        self._known_change = False
+        self._lately: deque[Any] = deque(maxlen=LATELY)  # models and optimizers: a function that trains may be over
+        for moment, notice in (
+            ("pass_begun", self._pass_begun),
+            ("pass_ended", self._pass_ended),
+            ("backward_begun", self._backward_begun),
+            ("backward_done", self._backward_done),
+            ("optimizer_created", self.optimizers.add),
+            ("update_begun", self._update_begun),
+            ("update_done", self._update_done),
+        ):
+            core.take_part(moment, "recording", notice)
+        self._listen(patches)
+
+    # -- passes --------------------------------------------------------------------------------------------------------
+
+    def _pass_begun(self, one: Pass, root: nn.Module | None, args: Any, kwargs: Any) -> None:
+        if root is None or not one.grad:
+            return
+        if not self.tape.states:
+            self._take_state()
+        entry = root.get_submodule(one.entry.path)
+        self._hold(root)
+        refused = None if few_items((args, kwargs)) else "its arguments hold too many items"
+        if self.core.local.in_step is not None:
+            refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
+        record = PassRecord.take(root, args if refused is None else (), kwargs if refused is None else {}, backwards=0)
+        taped = TapedPass(one.step, weakref.ref(root), weakref.ref(entry), record, refused=refused)
+        taped.bytes = record_bytes(record)
+        self._running[one.id] = taped
+        self.tape.add(taped)
+
+    def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
+        taped = self._running.get(one.id)
+        if taped is None:
+            return
+        taped.digest = output_digest(outputs)
+        for slot, tensor in enumerate(each for each in tensors(outputs) if each.requires_grad):
+            if tensor.grad_fn is not None:
+                hook: Callable[..., Any] = tensor.register_hook
+                hook(self._arrives(taped, slot))
+
+    def _hold(self, one: Any) -> None:
+        if not any(each is one for each in self._lately):
+            self._lately.append(one)
+
+    def _arrives(self, taped: TapedPass, slot: int) -> Callable[[Tensor], None]:
+        core = self.core
+
+        def arrived(gradient: Tensor) -> None:
+            if not core.on or gradient is None:
+                return
+            if size_of([gradient]) > LARGEST_GRADIENT:
+                taped.refused = "the gradient of its output is too large to be kept"
+                return
+            if self.tape.crossed(taped.step):
+                self._since_state = EVERY  # another one, at the next update
+            taped.arrived.setdefault(core.backwards, {})[slot] = gradient.detach().clone()
+            taped.bytes += size_of([gradient])
+            self.tape.grown(size_of([gradient]))
+
+        arrived.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        return arrived
+
+    # -- backwards -----------------------------------------------------------------------------------------------------
+
+    def _backward_begun(self, *_: Any) -> None:
+        self.tape.add(TapedBackward(self.core.recorder.step, self.core.backwards))
+
+    def _backward_done(self, _: Tensor | None) -> None:
+        self._known_change = False
+        self._marks = {id(p): _mark(p) for optimizer in self.optimizers for p in owned(optimizer)}
+
+    # -- changes of gradients ------------------------------------------------------------------------------------------
+
+    def _listen(self, patches: Patches) -> None:
+        """To what is known to change gradients between backward and step."""
+        utils = torch.nn.utils
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            told = self._telling(getattr(utils, name), name, _clipped)
+            patches.replace(utils, name, told)
+        for owner in (Optimizer, nn.Module):
+            patches.replace(owner, "zero_grad", self._telling(owner.zero_grad, "zero", _zeroed))
+        scaler = torch.amp.GradScaler
+        patches.replace(scaler, "_unscale_grads_", self._telling(scaler._unscale_grads_, "unscale", _unscaled))
+
+    def _telling(self, original: Callable[..., Any], name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        core = self.core
+        note = core.guard.shield("recording")(self._note)
+
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if core.on and core.local.in_step is None:
+                parameters, amounts = read(*args, **kwargs)
+                args = (parameters, *args[1:]) if name.startswith("clip") else args
+                note(name, parameters, amounts)
+            return original(*args, **kwargs)
+
+        return call
+
+    def _note(self, name: str, parameters: list[Any], amounts: tuple[Any, ...]) -> None:
+        self._known_change = True
+        refs = tuple(weakref.ref(each) for each in parameters)
+        self.tape.add(TapedCall(self.core.recorder.step, name, refs, amounts))
+
+    # -- updates -------------------------------------------------------------------------------------------------------
+
+    def _update_begun(self, optimizer: Optimizer, _: Any) -> None:
+        self.optimizers.add(optimizer)
+        self._hold(optimizer)
+        held = list(owned(optimizer))
+        with torch.no_grad():
+            digests = {at: digest_of(p.grad) for at, p in enumerate(held) if p.grad is not None}
+        taped = TapedUpdate(self.core.recorder.step, weakref.ref(optimizer), _settings(optimizer), digests)
+        changed = [at for at, p in enumerate(held) if self._marks.get(id(p)) != _mark(p)]
+        if changed and not self._known_change:
+            taped.gradients = {at: p.grad.detach().clone() for at, p in enumerate(held) if p.grad is not None}
+            taped.bytes = size_of(taped.gradients.values())
+        if type(optimizer).__name__ == "LBFGS":
+            taped.refused = "its step calls the model itself (a closure)"
+        self.tape.add(taped)
+
+    def _update_done(self, *_: Any) -> None:
+        self._known_change = False
+        self._since_state += 1
+        self._running = {number: one for number, one in self._running.items() if not one.arrived}
+        if self._since_state >= EVERY:
+            self._since_state = 0
+            self._take_state(after=True)
+
+    @torch.no_grad()
+    def _take_state(self, *, after: bool = False) -> None:
+        """As it is before the next update; `after` an update the step is about to be counted."""
+        parameters = {id(p): p for _, p in self.core.tree.trainable()}
+        for optimizer in self.optimizers:
+            parameters.update((id(p), p) for p in owned(optimizer))
+        step = self.core.recorder.step + after
+        values = [(weakref.ref(p), p.detach().clone()) for p in parameters.values()]
+        gradients = [(weakref.ref(p), None if p.grad is None else p.grad.clone()) for p in parameters.values()]
+        optimizers = [(weakref.ref(one), state_of(one)) for one in self.optimizers]
+        state = State(step, values, gradients, optimizers)
+        held = [each for _, one in optimizers for entry in one.values() for each in entry.values()]
+        state.bytes = size_of(value for _, value in values) + size_of(each for each in held if isinstance(each, Tensor))
+        state.bytes += size_of(each for _, each in gradients if each is not None)
+        self.tape.add_state(state)
+
+
+def state_of(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    """A copy of what an optimizer remembers of each parameter, by the parameter's position."""
+    found = {}
+    for at, parameter in enumerate(owned(optimizer)):
+        if parameter in optimizer.state:
+            entry = optimizer.state[parameter]
+            found[at] = {key: each.clone() if isinstance(each, Tensor) else each for key, each in entry.items()}
+    return found
+
+
+def _settings(optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {key: each.clone() if isinstance(each, Tensor) else each for key, each in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    )
+
+
+def _mark(parameter: Tensor) -> tuple[int, int]:
+    gradient = parameter.grad
+    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+
+
+def _clipped(parameters: Any, *args: Any, **kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return held, (args, kwargs)
+
+
+def _zeroed(owner: Any, set_to_none: bool = True) -> tuple[list[Any], tuple[Any, ...]]:
+    held = owned(owner) if isinstance(owner, Optimizer) else owner.parameters()
+    return list(held), (set_to_none,)
+
+
+def _unscaled(
+    _: Any, optimizer: Optimizer, inv_scale: Tensor, *__: Any, **___: Any
+) -> tuple[list[Any], tuple[Any, ...]]:
+    return list(owned(optimizer)), (inv_scale.clone(),)

@@ -1,0 +1,153 @@
+"""The tape of a training: passes, backwards, changes of gradients and updates in their order, and states in between."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from neuraldbg.capture.torch.passes import KeptTensor, PassRecord, leaves
+
+DEFAULT_BYTES = 512 * 2**20
+MOST_STATES = 4  # below which the oldest part of the tape goes, and not every second state
+
+
+@dataclass(eq=False)
+class TapedPass:
+    """A pass with what came back to it: gradients by backward and by output."""
+
+    step: int
+    root: weakref.ref[Any]
+    entry: weakref.ref[Any]
+    record: PassRecord
+    digest: int = 0  # of its outputs; 0: not read
+    arrived: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # backward -> output -> gradient
+    refused: str | None = None
+    bytes: int = 0
+
+
+@dataclass(eq=False)
+class TapedBackward:
+    step: int
+    number: int
+    bytes: int = 0
+
+
+@dataclass(eq=False)
+class TapedCall:
+    """A call that changes gradients: zeroing, clipping, unscaling."""
+
+    step: int
+    name: str
+    parameters: tuple[weakref.ref[Any], ...]
+    amounts: tuple[Any, ...] = ()
+    bytes: int = 0
+
+
+@dataclass(eq=False)
+class TapedUpdate:
+    """One step of one optimizer: its settings, and hashes of the gradients it saw."""
+
+    step: int
+    optimizer: weakref.ref[Any]
+    groups: tuple[dict[str, Any], ...]
+    digests: dict[int, int]  # position of the parameter in the optimizer -> hash of its gradient
+    gradients: dict[int, Tensor] | None = None  # where something we know nothing of has changed them
+    refused: str | None = None
+    bytes: int = 0
+
+
+Entry = TapedPass | TapedBackward | TapedCall | TapedUpdate
+
+
+@dataclass(eq=False)
+class State:
+    """Parameters and the state of the optimizers before an update."""
+
+    step: int
+    parameters: list[tuple[weakref.ref[Any], Tensor]]
+    gradients: list[tuple[weakref.ref[Any], Tensor | None]]
+    optimizers: list[tuple[weakref.ref[Any], dict[int, dict[str, Any]]]]  # by position of the parameter
+    bytes: int = 0
+
+
+class Tape:
+    """Bounded in bytes: the oldest part goes first, and of many states every second one."""
+
+    def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.entries: deque[Entry] = deque()
+        self.states: list[State] = []
+        self.bytes = 0
+        self.lost = 0  # updates that made room for newer ones
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.grown(entry.bytes)
+
+    def add_state(self, state: State) -> None:
+        self.states.append(state)
+        self.grown(state.bytes)
+
+    def grown(self, by: int) -> None:
+        self.bytes += by
+        while self.bytes > self.limit_bytes and self._make_room():
+            pass
+
+    def _make_room(self) -> bool:
+        if len(self.states) > MOST_STATES and self._state_bytes() > self.bytes // 2:
+            gone = self.states[1:-1:2]
+            self.states = [one for one in self.states if one not in gone]
+        elif len(self.states) > 1:
+            gone = [self.states.pop(0)]
+            self._cut(self.states[0].step)
+        else:
+            return False
+        self.bytes -= sum(one.bytes for one in gone)
+        return True
+
+    def _cut(self, step: int) -> None:
+        while self.entries and self.entries[0].step < step:
+            gone = self.entries.popleft()
+            self.bytes -= gone.bytes
+            self.lost += isinstance(gone, TapedUpdate)
+
+    def crossed(self, step: int) -> bool:
+        """A gradient comes to a pass of this step: no later state is a place to begin from, the pass lies before it."""
+        gone = [one for one in self.states if one.step > step]
+        if gone:
+            self.states = [one for one in self.states if one.step <= step]
+            self.bytes -= sum(one.bytes for one in gone)
+        return bool(gone)
+
+    def _state_bytes(self) -> int:
+        return sum(one.bytes for one in self.states)
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """The first and the last step that can be made again."""
+        if not self.states or not self.entries:
+            return None
+        return self.states[0].step, self.entries[-1].step
+
+    def state_before(self, step: int) -> State | None:
+        """The newest state from which a step can be reached."""
+        return next((one for one in reversed(self.states) if one.step <= step), None)
+
+    def between(self, first: int, last: int) -> Iterator[Entry]:
+        return (entry for entry in list(self.entries) if first <= entry.step <= last)
+
+
+def size_of(tensors: Any) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def record_bytes(record: PassRecord) -> int:
+    kept = [leaf.tensor for leaf in leaves((record.args, record.kwargs), KeptTensor)]
+    return (
+        size_of(each for each in (*kept, *record.buffers.values()) if str(each.layout) == "torch.strided") + 12_000
+    )  # generators

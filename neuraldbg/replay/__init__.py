@@ -1,0 +1,1 @@
+"""Going back: a script is run again with one change, and what came of it is compared."""

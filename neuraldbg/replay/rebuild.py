@@ -1,0 +1,274 @@
+"""Making a past step again from the tape: from the newest state before it, pass by pass, proved by hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuraldbg.capture.torch.origin.rerun import as_it_was, unseen
+from neuraldbg.capture.torch.passes import KeptTensor, RngState, _as_recorded, _give, map_leaves, output_digest, tensors
+from neuraldbg.capture.torch.recording.taking import Recording, state_of
+from neuraldbg.capture.torch.recording.tape import (
+    Entry,
+    State,
+    TapedBackward,
+    TapedCall,
+    TapedPass,
+    TapedUpdate,
+)
+from neuraldbg.capture.torch.stats import digest_of
+from neuraldbg.capture.torch.sweep import owned
+from neuraldbg.errors import NotRecorded
+
+
+@dataclass
+class Seen:
+    """What was asked for, at each time that the layer ran in the step."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # run of the layer -> gradient of its output
+    weight: Tensor | None = None  # as the passes of the step saw it
+    weight_gradient: Tensor | None = None  # as the optimizer saw it
+
+
+@dataclass
+class Rebuilt:
+    """A step made again: the tensors, and whether every hash on the way agreed."""
+
+    step: int
+    seen: dict[str, Seen]  # by layer
+    from_step: int
+    checked: int = 0  # hashes that were compared
+    differs_since: int | None = None  # step
+
+    @property
+    def proof(self) -> str:
+        if self.differs_since is not None:
+            return f"not identical since update {self.differs_since}"
+        return "proved identical" if self.checked else "not proved: nothing of it could be hashed"
+
+
+class Rebuilder:
+    """Works in the live process, between two steps; everything it touches is as before afterwards."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._tape = recording.tape
+        self._outputs: dict[TapedPass, list[Tensor]] = {}
+
+    def step(self, step: int, layers: Mapping[str, nn.Module] | None = None) -> Rebuilt:
+        state = self._tape.state_before(step)
+        known = self._tape.steps
+        if state is None or known is None or step > known[1]:
+            there = "no step is on the tape" if known is None else f"steps {known[0]} to {known[1]} are on the tape"
+            raise NotRecorded(f"step {step} cannot be made again: {there}")
+        asked = dict(layers or {})
+        made = Rebuilt(step, {name: Seen() for name in asked}, state.step)
+        with unseen(self._recording.core), self._everything_kept(state):
+            _load(state)
+            for entry in self._tape.between(state.step, known[1]):
+                if entry.step > step and not self._awaited(step):
+                    break
+                self._again(entry, made, asked if entry.step == step else {})
+            self._outputs.clear()
+        return made
+
+    def _awaited(self, step: int) -> bool:
+        """Whether gradients of a pass of the step come later, as those of a generator do."""
+        return any(taped.step == step for taped in self._outputs)
+
+    # -- one entry after the other -------------------------------------------------------------------------------------
+
+    def _again(self, entry: Entry, made: Rebuilt, layers: Mapping[str, nn.Module]) -> None:
+        if isinstance(entry, TapedPass):
+            self._pass(entry, made, layers)
+        elif isinstance(entry, TapedBackward):
+            self._backward(entry)
+        elif isinstance(entry, TapedCall):
+            _call(entry)
+        else:
+            self._update(entry, made, layers)
+
+    def _pass(self, taped: TapedPass, made: Rebuilt, layers: Mapping[str, nn.Module]) -> None:
+        root, entry = taped.root(), taped.entry()
+        if taped.refused is not None or root is None or entry is None or not taped.record.intact:
+            why = taped.refused or "the model is gone" if root is None else taped.refused
+            raise NotRecorded(f"step {taped.step} cannot be made again: {why or 'an input was written to since'}")
+        record = taped.record
+        with ExitStack() as around, _as_recorded(record, root):
+            for name, layer in layers.items():
+                around.enter_context(_watching(layer, made.seen[name]))
+            args = map_leaves(record.args, KeptTensor, _give)
+            kwargs = map_leaves(record.kwargs, KeptTensor, _give)
+            outputs = entry(*args, **kwargs)
+        if taped.digest:
+            _compare(made, taped.step, output_digest(outputs) == taped.digest)
+        if taped.arrived:
+            self._outputs[taped] = [each for each in tensors(outputs) if each.requires_grad]
+
+    def _backward(self, taped: TapedBackward) -> None:
+        """All passes that this backward went through, at once: sums are made in the order they were made in."""
+        given, arriving = [], []
+        for one, outputs in self._outputs.items():
+            for slot, gradient in one.arrived.get(taped.number, {}).items():
+                given.append(outputs[slot])
+                arriving.append(gradient.clone())
+        if given:
+            with ExitStack() as around:
+                for output, came in zip(given, arriving, strict=True):
+                    around.enter_context(_as_it_came(output, came))
+                torch.autograd.backward(given, arriving, retain_graph=True)
+        for one in [one for one in self._outputs if max(one.arrived) <= taped.number]:
+            del self._outputs[one]
+
+    def _update(self, taped: TapedUpdate, made: Rebuilt, layers: Mapping[str, nn.Module]) -> None:
+        optimizer = taped.optimizer()
+        if taped.refused is not None or optimizer is None:
+            raise NotRecorded(f"step {taped.step} cannot be made again: {taped.refused or 'its optimizer is gone'}")
+        held = list(owned(optimizer))
+        for at, gradient in (taped.gradients or {}).items():
+            held[at].grad = gradient.clone()
+        for name, layer in layers.items():
+            _look_at_weight(layer, made.seen[name])
+        for at, digest in taped.digests.items():
+            found = held[at].grad
+            _compare(made, taped.step, found is not None and digest_of(found) == digest)
+        before = [dict(group) for group in optimizer.param_groups]
+        for group, settings in zip(optimizer.param_groups, taped.groups, strict=True):
+            group.update(settings)
+        optimizer.step()
+        for group, settings in zip(optimizer.param_groups, before, strict=True):
+            group.update(settings)
+
+    # -- the live state ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _everything_kept(self, state: State) -> Iterator[None]:
+        """Parameters, gradients, optimizers, attributes of the models and the generators, as they are now."""
+        parameters = [p for p in (ref() for ref, _ in state.parameters) if p is not None]
+        optimizers = [one for one in (ref() for ref, _ in state.optimizers) if one is not None]
+        optimizers += [one for one in self._recording.optimizers if one not in optimizers]
+        values = [p.detach().clone() for p in parameters]
+        gradients = [p.grad for p in parameters]
+        states = [(one, state_of(one)) for one in optimizers]
+        roots = {id(root): root for root in self._roots()}
+        generators = RngState.take()
+        try:
+            with ExitStack() as around:
+                for root in roots.values():
+                    around.enter_context(as_it_was(root))
+                for p in parameters:
+                    p.grad = None
+                yield
+        finally:
+            with torch.no_grad():
+                for p, value, gradient in zip(parameters, values, gradients, strict=True):
+                    p.data.copy_(value)
+                    p.grad = gradient
+            for one, kept in states:
+                put_state(one, kept)
+            generators.restore()
+
+    def _roots(self) -> Iterator[nn.Module]:
+        for entry in self._tape.entries:
+            root = entry.root() if isinstance(entry, TapedPass) else None
+            if root is not None:
+                yield root
+
+
+def _load(state: State) -> None:
+    with torch.no_grad():
+        for (ref, value), (_, gradient) in zip(state.parameters, state.gradients, strict=True):
+            parameter = ref()
+            if parameter is not None:
+                parameter.data.copy_(value)
+                parameter.grad = None if gradient is None else gradient.clone()
+    for ref, kept in state.optimizers:
+        optimizer = ref()
+        if optimizer is not None:
+            put_state(optimizer, kept)
+
+
+def put_state(optimizer: Any, kept: dict[int, dict[str, Any]]) -> None:
+    for at, parameter in enumerate(owned(optimizer)):
+        optimizer.state.pop(parameter, None)
+        if at in kept:
+            copied = {key: each.clone() if isinstance(each, Tensor) else each for key, each in kept[at].items()}
+            optimizer.state[parameter] = copied
+
+
+def _call(taped: TapedCall) -> None:
+    held = [p for p in (ref() for ref in taped.parameters) if p is not None]
+    if taped.name == "zero":
+        for p in held:
+            if p.grad is not None and taped.amounts[0]:
+                p.grad = None
+            elif p.grad is not None:
+                p.grad = torch.zeros_like(p.grad)
+    elif taped.name == "unscale":
+        gradients = [p.grad for p in held if p.grad is not None]
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                gradients, torch.zeros(1, device=gradients[0].device), taped.amounts[0].to(gradients[0].device)
+            )
+    else:
+        args, kwargs = taped.amounts
+        getattr(torch.nn.utils, taped.name)(held, *args, **kwargs)
+
+
+@contextmanager
+def _as_it_came(output: Any, gradient: Tensor) -> Iterator[None]:
+    """An output that another output was made of gets part of its gradient from there: what came in all is known, and
+    whoever else looks at it sees that."""
+    handle = output.register_hook(lambda _: gradient.clone())
+    hooks = output._backward_hooks
+    others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
+    for key, hook in others:  # anew, and so behind ours: torch goes by the order in the dict itself
+        del hooks[key]
+        hooks[key] = hook
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _watching(layer: nn.Module, seen: Seen) -> Iterator[None]:
+    """What goes into a layer and comes out of it, and the gradient that comes back."""
+
+    def ran(_: Any, args: Any, output: Any) -> None:
+        entered, left = next(tensors(args), None), next(tensors(output), None)
+        if entered is not None:
+            seen.inputs.append(entered.detach().clone())
+        if left is None:
+            return
+        number = len(seen.outputs)
+        seen.outputs.append(left.detach().clone())
+        if left.requires_grad:
+            hook: Any = left.register_hook
+            hook(lambda gradient: seen.gradients.__setitem__(number, gradient.detach().clone()))
+
+    handle = layer.register_forward_hook(ran)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _look_at_weight(layer: nn.Module, seen: Seen) -> None:
+    weight = next(layer.parameters(recurse=False), None)
+    if weight is not None and seen.weight is None:
+        seen.weight = weight.detach().clone()
+        seen.weight_gradient = None if weight.grad is None else weight.grad.detach().clone()
+
+
+def _compare(made: Rebuilt, step: int, same: bool) -> None:
+    made.checked += 1
+    if not same and made.differs_since is None:
+        made.differs_since = step

@@ -1,0 +1,92 @@
+"""A copy of the working directory for an experiment, and the proof afterwards that the original was left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LEFT_OUT = frozenset({"neuraldbg_runs", ".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"})
+LARGE = 1_000_000  # bytes: such a file is linked, not copied
+MANY = 500  # files: a folder of data, without Python in it, is linked as a whole
+Seen = dict[str, tuple[int, int]]
+
+
+@contextmanager
+def scratch_copy(origin: Path) -> Iterator[Path]:
+    """A folder with the same content that may be written to; it is gone afterwards."""
+    place = Path(tempfile.mkdtemp(prefix="neuraldbg-whatif-"))
+    try:
+        work = place / (origin.name or "work")
+        work.mkdir()
+        _fill(origin, work)
+        yield work
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _fill(source: Path, target: Path) -> None:
+    for entry in os.scandir(source):
+        made = target / entry.name
+        if entry.name in LEFT_OUT:
+            continue
+        if entry.is_symlink():
+            made.symlink_to(os.path.realpath(entry.path))
+        elif entry.is_dir():
+            if _is_linked_whole(Path(entry.path)):
+                made.symlink_to(entry.path, target_is_directory=True)
+            else:
+                made.mkdir()
+                _fill(Path(entry.path), made)
+        elif entry.is_file():
+            _take(Path(entry.path), made, entry.stat().st_size)
+
+
+def _take(source: Path, made: Path, size: int) -> None:
+    if size > LARGE:
+        made.symlink_to(source)
+        return
+    try:
+        shutil.copy2(source, made)
+    except OSError:
+        made.symlink_to(source)  # it may not be read: nor could the script
+
+
+def _is_linked_whole(folder: Path) -> bool:
+    """An environment, or a folder of data with very many files."""
+    if (folder / "pyvenv.cfg").is_file():
+        return True
+    number = 0
+    for _, _, files in os.walk(folder):
+        if any(name.endswith(".py") for name in files):
+            return False
+        number += len(files)
+    return number > MANY
+
+
+def look(origin: Path) -> Seen:
+    """Size and time of every file of a folder, less what is ours."""
+    found: Seen = {}
+    for folder, inner, files in os.walk(origin):
+        inner[:] = [name for name in inner if name not in LEFT_OUT]
+        for name in files:
+            path = os.path.join(folder, name)
+            try:
+                state = os.lstat(path)
+            except OSError:
+                continue
+            found[os.path.relpath(path, origin)] = (state.st_size, state.st_mtime_ns)
+    return found
+
+
+def differences(before: Seen, after: Seen) -> list[str]:
+    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+
+
+def written_since(origin: Path, began: float, ended: float) -> list[str]:
+    """Files of a folder that were last written in this span of time."""
+    slack = 1.0
+    return sorted(path for path, (_, mtime) in look(origin).items() if began - slack <= mtime / 1e9 <= ended + slack)

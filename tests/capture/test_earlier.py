@@ -1,0 +1,55 @@
+"""Values before an update: all of them where they fit, in turns where they do not, in memory that is used again."""
+
+from __future__ import annotations
+
+import torch
+
+from neuraldbg.capture.torch import earlier
+from neuraldbg.capture.torch.earlier import EarlierValues
+
+PIECES = 10
+
+
+def parameters(elements: int) -> list[torch.Tensor]:
+    return [torch.full((elements,), float(number)) for number in range(PIECES)]
+
+
+def test_a_small_model_is_copied_whole_and_into_the_same_memory() -> None:
+    values, kept = parameters(8), EarlierValues(under_budget=True)
+    first = kept.take(values)
+    assert all(copy is not None and torch.equal(copy, value) for copy, value in zip(first, values, strict=True))
+    values[3].add_(1.0)
+    assert torch.equal(first[3], torch.full((8,), 3.0))
+    again = kept.take(values)
+    assert [copy.data_ptr() for copy in again] == [copy.data_ptr() for copy in first]
+    assert torch.equal(again[3], values[3])
+
+
+def test_parameters_of_a_large_model_take_turns_under_a_budget() -> None:
+    quarter = earlier.TURN_BYTES // 4 // 4  # elements: four of them fill a turn
+    values, kept = [torch.empty(quarter, device="meta") for _ in range(PIECES)], EarlierValues(under_budget=True)
+    turns = [kept._turn(values) for _ in range(5)]
+    assert turns[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    assert {at for turn in turns for at in turn} == set(range(PIECES))
+
+
+def test_where_every_step_is_measured_the_first_ones_are_copied() -> None:
+    large = earlier.FULL_BYTES // 4 // 4
+    values, kept = [torch.empty(large, device="meta") for _ in range(PIECES)], EarlierValues(under_budget=False)
+    assert [kept._turn(values) for _ in range(2)] == [[0, 1, 2, 3]] * 2
+
+
+def test_a_parameter_that_no_turn_can_hold_is_left_out_and_told() -> None:
+    values = [torch.empty(earlier.TURN_BYTES, device="meta"), torch.empty(8, device="meta")]
+    kept = EarlierValues(under_budget=True)
+    assert kept._turn(values) == [1]
+    assert kept.too_large
+
+
+def test_a_parameter_of_another_shape_gets_memory_of_its_own() -> None:
+    kept, value = EarlierValues(under_budget=True), torch.ones(4)
+    kept.take([value])
+    value.data = torch.ones(6)
+    (copy,) = kept.take([value])
+    assert copy is not None
+    assert copy.shape == (6,)

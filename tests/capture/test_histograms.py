@@ -1,0 +1,138 @@
+"""Histograms of a training: true counts, seldom enough, and nothing of the training changes for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from watching import net, trace_of, train, watching
+
+from neuraldbg.capture.kernels import host, twin
+from neuraldbg.capture.staging import HISTOGRAMS_LIMIT, LIMIT, Staging
+from neuraldbg.capture.torch.evidence.histograms import PIECE, PIECES, octaves_of
+from neuraldbg.records import Kind
+from neuraldbg.trace.histograms import histograms
+from neuraldbg.trace.tables import LOWEST_OCTAVE
+
+KINDS = (Kind.ACTIVATION, Kind.GRADIENT, Kind.PARAMETER)
+
+
+def counted(tensor: Tensor) -> tuple[int, int, int, int, dict[int, int]]:
+    """Values, looked at, zeros, not finite, and the rest by the power of two below their magnitude."""
+    found = octaves_of(tensor)
+    assert found is not None
+    bins = np.frombuffer(found[4], "<u2")
+    return *found[:4], {LOWEST_OCTAVE + int(at): int(bins[at]) for at in np.flatnonzero(bins)}
+
+
+def test_values_are_counted_by_the_power_of_two_below_their_magnitude() -> None:
+    given = torch.tensor([0.0, 1.0, -1.5, 2.0, 0.25, 1e-30, 1e30, torch.nan, -torch.inf])
+    assert counted(given) == (9, 9, 1, 2, {-40: 1, -2: 1, 0: 2, 1: 1, 23: 1})
+
+
+@pytest.mark.parametrize("of", ["in one piece", "transposed", "half", "sparse"])
+def test_every_sort_of_tensor_is_counted_alike(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randn(24, 32)
+    made: dict[str, Any] = {
+        "in one piece": values, "transposed": values.T[::2], "half": values.half(), "sparse": values.to_sparse()
+    }  # fmt: skip
+    tensor = made[of]
+    dense = (tensor.to_dense() if of == "sparse" else tensor).float().contiguous().numpy().reshape(-1)
+    expected = twin.histogram(dense).astype("<u2").tobytes()
+    assert octaves_of(tensor) == (tensor.numel(), dense.size, 0, 0, expected)
+    monkeypatch.setattr(host, "fused", None)  # an installation without a compiler
+    assert octaves_of(tensor) == (tensor.numel(), dense.size, 0, 0, expected)
+
+
+def test_of_a_large_tensor_values_from_its_beginning_to_its_end_are_looked_at() -> None:
+    large = torch.ones(1_000_000)
+    large[:PIECE], large[-PIECE:] = 4.0, 16.0
+    assert counted(large) == (1_000_000, PIECE * PIECES, 0, 0, {0: PIECE * (PIECES - 2), 2: PIECE, 4: PIECE})
+
+
+def test_what_holds_no_values_here_has_no_histogram() -> None:
+    assert octaves_of(torch.empty(0)) is None
+    assert octaves_of(torch.empty(4, device="meta")) is None
+
+
+def test_a_training_has_histograms_of_activations_gradients_and_parameters(tmp_path: Path) -> None:
+    model = net()
+    with watching(tmp_path):
+        train(model, 40)
+    with trace_of(tmp_path) as trace:
+        assert histograms(trace, "2", Kind.PARAMETER).steps.tolist() == [0, 8, 16, 24, 32]
+        for kind in KINDS:
+            found = histograms(trace, "2", kind)
+            assert found.steps.tolist()[:3] == [0, 8, 16]
+            assert (np.diff(found.steps) >= 8).all()
+            accounted = found.octaves.sum(axis=1) + found.zero_count + found.bad_count
+            assert accounted.tolist() == found.looked_at.tolist() == found.count.tolist()
+        assert histograms(trace, "2", Kind.PARAMETER).tensor == "2.weight"
+        assert histograms(trace, "2", Kind.ACTIVATION).tensor == "2"
+        assert len(histograms(trace, "2", Kind.ACTIVATION, (9, 24)).steps) == 2
+
+
+def test_they_become_rarer_as_the_run_goes_on(tmp_path: Path) -> None:
+    with watching(tmp_path) as capture:
+        model = net()
+        capture.core.recorder.step = 16_000
+        train(model, 3)
+        capture.core.recorder.step = 16_999
+        train(model, 3)
+        capture.core.recorder.step = 17_000
+        train(model, 1)
+    with trace_of(tmp_path) as trace:
+        steps = histograms(trace, "2", Kind.ACTIVATION).steps.tolist()
+    assert steps == [16_000, 17_000]
+
+
+def test_the_losses_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    bare = train(net(), 20)
+    with watching(tmp_path):
+        torch.manual_seed(1)
+        watched = train(net(), 20)
+    assert watched == bare
+
+
+def test_evaluation_and_steps_that_are_not_measured_leave_none(tmp_path: Path) -> None:
+    with watching(tmp_path, budget=0.0):
+        train(net(), 3)
+        with torch.no_grad():
+            net()(torch.randn(2, 4))
+    with trace_of(tmp_path) as trace:
+        assert len(trace.table("histograms")["step"]) == 0
+
+
+def test_where_the_flush_thread_hangs_histograms_are_dropped_long_before_statistics() -> None:
+    staging = Staging()
+    for _ in range(HISTOGRAMS_LIMIT + 5):
+        staging.histograms(())
+        staging.stats(())
+    assert (staging.dropped["histograms"], staging.dropped["stats"]) == (5, 0)
+    assert HISTOGRAMS_LIMIT < LIMIT
+
+
+def test_saved_states_are_noted_and_other_files_are_not(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def after(step: int) -> None:
+        if step == 1:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "both.pt")
+            torch.save(model, tmp_path / "whole.pt")
+            torch.save(torch.ones(3), tmp_path / "tensor.pt")
+            torch.save({"losses": [1.0, 2.0]}, tmp_path / "losses.pt")
+
+    original = torch.save
+    with watching(tmp_path):
+        train(model, 3, after)
+    assert torch.save is original
+    assert isinstance(torch.load(tmp_path / "both.pt")["model"]["0.weight"], Tensor)
+    with trace_of(tmp_path) as trace:
+        saved = trace.facts("checkpoint_saved")
+    assert [(fact["file"], fact["step"]) for fact in saved] == [("both.pt", 2), ("whole.pt", 2)]

@@ -1,0 +1,125 @@
+"""Leaks that are there are found with their line; programs that are well have none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuraldbg.analysis.leaks import leak_in, trend
+
+pytest.importorskip("torch")
+
+LEAKS = {
+    "list of graphs": (
+        "history.append(loss)",
+        """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
+optimizer = torch.optim.Adam(model.parameters())
+history = []
+for step in range(120):
+    loss = model(torch.randn(256, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    history.append(loss)
+""",
+    ),
+    "cache of batches": (
+        "self.cache[step] = x",
+        """
+import torch
+from torch import nn
+class Trainer:
+    def __init__(self):
+        self.model = nn.Linear(64, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.cache = {}
+    def fit(self):
+        for step in range(150):
+            x = torch.randn(512, 64)
+            self.optimizer.zero_grad()
+            self.model(x).square().mean().backward()
+            self.optimizer.step()
+            self.cache[step] = x
+Trainer().fit()
+""",
+    ),
+}
+HEALTHY = Path(__file__).parents[2] / "benchmarks" / "faults" / "healthy"
+
+
+def profiled(server: Any, folder: Path, script: str | Path, *words: str) -> dict[str, Any]:
+    done = server.neural(
+        "profile", "--json", "--out", str(folder / "run"), *words, str(script), cwd=folder, timeout=240
+    )
+    assert done.code == 0, done.stderr
+    text = done.stdout
+    told: dict[str, Any] = json.loads(text[text.index('{\n "schema"') :])
+    return told
+
+
+@pytest.mark.parametrize("name", list(LEAKS))
+def test_a_planted_leak_is_found_with_its_line(name: str, tmp_path: Path, torch_server: Any) -> None:
+    line, text = LEAKS[name]
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    number = next(at for at, each in enumerate(text.splitlines(), start=1) if line in each)
+    (leak,) = profiled(torch_server, tmp_path, script)["leaks"]
+    assert leak["source"] == f"train.py:{number}"
+    assert leak["holder"] in line
+    assert leak["confidence"] > 0.99
+    assert leak["keeps"] > 50
+    assert f"`{leak['holder']}` in train.py:{number} keeps" in leak["summary"]
+
+
+def test_growth_is_told_as_it_is(tmp_path: Path, torch_server: Any) -> None:
+    _, text = LEAKS["cache of batches"]
+    (tmp_path / "train.py").write_text(text)
+    (leak,) = profiled(torch_server, tmp_path, tmp_path / "train.py")["leaks"]
+    batch = 512 * 64 * 4
+    assert leak["bytes_per_step"] == pytest.approx(batch, rel=0.1)
+    assert leak["growth_bytes"] == pytest.approx(batch * leak["steps"], rel=0.15)
+
+
+QUICK = (
+    "accumulate_tokens best_state checkpointed conv_batch8 curriculum distillation ema_bn experts frozen_backbone "
+    "gan_ring graph_nodes info_nce lbfgs_fit manual_sgd noisy_clicks one_cycle ratings sigmoid_xor tbptt triplet"
+).split()
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_healthy_program_leaks_nothing(name: str, tmp_path: Path, torch_server: Any) -> None:
+    assert profiled(torch_server, tmp_path, HEALTHY / f"{name}.py")["leaks"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "leaks"),
+    [
+        ("a straight line", lambda n: 1e6 * n, True),
+        ("a line under noise", lambda n: 2e6 * n + 5e6 * np.sin(37 * n), True),
+        ("a level", lambda n: 1e8, False),
+        ("noise", lambda n: 1e8 + 3e7 * np.sin(37.7 * n * n), False),
+        ("a saw", lambda n: 1e8 + 1e6 * (n % 20), False),
+        ("a step", lambda n: 1e8 + 5e7 * (n > 40), False),
+        ("a few kilobytes", lambda n: 1e8 + 1e3 * n, False),
+    ],
+)
+def test_only_what_rises_all_the_way_is_a_leak(name: str, level: Any, leaks: bool) -> None:
+    steps = list(range(120))
+    values = [float(level(n)) for n in steps]
+    assert (leak_in(steps, values) is not None) is leaks, (name, trend(steps, values))
+
+
+def test_growth_over_windows_is_the_growth() -> None:
+    steps = list(range(240))
+    found = trend(steps, [3e8 + 78e6 * n / 239 for n in steps])
+    assert found is not None
+    assert found.growth == pytest.approx(78e6, rel=0.1)
+    assert found.per_step == pytest.approx(78e6 / 239, rel=0.01)
+    assert trend([1, 2], [1.0, 2.0]) is None

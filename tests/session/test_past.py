@@ -1,0 +1,73 @@
+"""With `record="full"` any past tensor can be asked for, though it was never stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from neuraldbg import NeuralDbg
+from neuraldbg.errors import NotRecorded, UnknownName, UsageError
+
+
+def train(dbg: NeuralDbg, model: nn.Module, updates: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Trains, and returns what the last layer really gave and weighed at each step."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    truth = {}
+    last = model[-1]  # type: ignore[index]
+    for step in range(updates):
+        optimizer.zero_grad()
+        weight = last.weight.detach().clone()
+        out = model(torch.randn(16, 4))
+        truth[step] = (out.detach().clone(), weight)
+        out.square().mean().backward()
+        optimizer.step()
+        dbg.capture_step(1000 + step)
+    return truth
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+def test_a_tensor_that_was_never_stored_is_made_again_and_proved(tmp_path: Path) -> None:
+    model = small()
+    with NeuralDbg(model, out=tmp_path / "run", record="full") as dbg:
+        truth = train(dbg, model, 120)
+        dbg._ring.clear()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        for step in (0, 33, 77, 119):
+            state = dbg.inspect("2", step=1000 + step)
+            assert torch.equal(state.tensor, truth[step][0])
+            assert state.source == "proved identical"
+            assert torch.equal(dbg.inspect("2", step=1000 + step, what="weight").tensor, truth[step][1])
+        assert dbg.inspect("Linear_1", step=1050, what="gradient").source == "proved identical"
+        with pytest.raises(NotRecorded, match="steps 0 to 119"):
+            dbg.inspect("2", step=5000)
+        with pytest.raises(UnknownName):
+            dbg.inspect("2", step=1000, what="wieght")
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_recording_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+    finals = []
+    for record in ("full", False):
+        torch.manual_seed(3)
+        model = small()
+        with NeuralDbg(model, out=tmp_path / str(record), record=record) as dbg:
+            train(dbg, model, 60)
+        finals.append([each.detach().clone() for each in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*finals, strict=True))
+
+
+def test_without_it_a_tensor_that_is_gone_says_so(tmp_path: Path) -> None:
+    model = small()
+    with NeuralDbg(model, out=tmp_path / "run") as dbg:
+        train(dbg, model, 3)
+        dbg._ring.clear()
+        with pytest.raises(NotRecorded):
+            dbg.inspect("2", step=1001)
+    with pytest.raises(UsageError, match="record is"):
+        NeuralDbg(model, record="everything")
