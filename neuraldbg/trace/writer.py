@@ -84,7 +84,7 @@ class TraceWriter:
         threaded: bool = True,
     ) -> None:
         self.rank, self.directory = claim_rank(Path(run_dir), rank)
-        self.bytes_written = 0
+        self.bytes_written, self._facts_written = 0, 0
         self.error: str | None = None
         about = {"rank": self.rank, "pid": os.getpid(), "created_ns": time.time_ns()}
         self._pid = os.getpid()
@@ -101,7 +101,6 @@ class TraceWriter:
         self._encoder = ChunkEncoder()
         self._chunk_rows = ring_rows
         self._facts = FactBuffer(FACTS_BUFFER_BYTES)
-        self._facts_written = 0
         self._reported = self.dropped
         self._flush_lock = threading.Lock()
         self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
