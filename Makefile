@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 TRITON := $(VENV)/triton
+BACKENDS := .venv-backends
 
-.PHONY: demo test lint types page unit interpreted bench faults docs clean
+.PHONY: demo test test-backends lint types page unit interpreted bench faults docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +40,18 @@ page: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
+# TensorFlow, JAX and ONNX Runtime in a place of their own: they want other packages than PyTorch does
+$(BACKENDS)/.installed: pyproject.toml constraints.txt constraints-backends.txt
+	test -x $(BACKENDS)/bin/python || $(PYTHON) -m venv $(BACKENDS)
+	$(BACKENDS)/bin/pip install --quiet --disable-pip-version-check -c constraints-backends.txt torch numpy
+	$(BACKENDS)/bin/pip install --quiet --disable-pip-version-check -c constraints-backends.txt -r constraints-backends.txt
+	touch $@
+
+test-backends: export PYTHONPATH := $(CURDIR)
+test-backends: $(BACKENDS)/.installed
+	KERAS_BACKEND=tensorflow $(BACKENDS)/bin/python -m pytest tests/backends
+	KERAS_BACKEND=jax $(BACKENDS)/bin/python -m pytest tests/backends -k "not onnx"
+
 # the CUDA kernels in Triton's interpreter, on the host. In a folder of its own: torch.compile would find it in .venv.
 # What only a device needs (ptxas and its like, a third of it) is taken away again.
 $(TRITON)/.installed: $(BIN)/python constraints.txt
@@ -66,4 +79,4 @@ docs: $(STAMP)
 	$(BIN)/python -m neuraldbg.surfaces.reports.detector_pages docs/detectors
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(BACKENDS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from neuraldbg.analysis.catalogue import Entry, catalogue
 from neuraldbg.analysis.evidence import Evidence, Thresholds
 from neuraldbg.analysis.fixes import cures
+from neuraldbg.analysis.fixes.neural_files import is_neural, neural_fixes
 from neuraldbg.analysis.onsets import onsets
 from neuraldbg.records import Diagnosis, Finding, Fix, RunInfo, Severity
 
@@ -255,7 +256,9 @@ class _Curing:
         entry = catalogue()[one.kind]
         make = cures().get(one.kind)
         try:
-            made = [] if make is None else list(make(one, self.evidence))
+            of_file = is_neural(one, self.evidence)
+            made = list(neural_fixes(one, self.evidence)) if of_file else []
+            made += [] if make is None or of_file else list(make(one, self.evidence))
         except Exception as error:  # noqa: BLE001  named in the judgement
             self.failed[f"cure of {one.kind}"] = f"{type(error).__name__}: {error}"
             made = []

@@ -53,14 +53,48 @@ class Attachment:
         self.capture: Any = None
         self.writer: TraceWriter | None = None
         self._pid = os.getpid()
+        self.keras: Any = None
+        self._of_torch = False
         self._watch = ImportWatch("torch", self._torch_imported)
+        self._keras_watch = ImportWatch("keras", self._keras_imported)
         self._spawning: Any = None
         self._sampler: ResourceSampler | None = None
 
     def start(self) -> None:
         self._watch.install()
+        if not self.child:
+            self._keras_watch.install()
+
+    def _keras_imported(self) -> None:
+        """On PyTorch, Keras layers are modules like any others."""
+        keras = sys.modules["keras"]
+        if getattr(keras, "backend", None) is None or keras.backend.backend() not in ("tensorflow", "jax"):
+            return
+        from neuraldbg.capture.keras.attach import KerasCapture
+
+        self.keras = KerasCapture(self._keras_recorder, budget=self.plan.budget, strict=self.plan.strict)
+
+    def _keras_recorder(self) -> Any:
+        """A model trains with Keras. Where torch is watched too, both write into one trace."""
+        if self.capture is not None:
+            recorder = self.capture.core.recorder
+        else:
+            from neuraldbg.capture.torch.recorder import Recorder
+
+            recorder = Recorder(self._open_writer)
+            if self.plan.resources:
+                self._sampler = ResourceSampler(recorder.scalar)
+                self._sampler.start()
+        backend = sys.modules["keras"].backend.backend()
+        names = ("keras", "tensorflow" if backend == "tensorflow" else "jax")
+        versions = {name: str(sys.modules[name].__version__) for name in names if name in sys.modules}
+        recorder.fact("run", backend=backend, versions=versions, child=self.child)
+        return recorder
 
     def _torch_imported(self) -> None:
+        if self.keras is not None and self.keras.began:
+            return  # the trace is that of a training with Keras, already under way
+        self._of_torch = True
         from neuraldbg.capture.torch.attach import Options, TorchCapture
         from neuraldbg.capture.torch.spawn import SpawnPatch
 
@@ -89,6 +123,8 @@ class Attachment:
         """Something to be told with the run that no hook could see."""
         if self.capture is not None:
             self.capture.core.recorder.fact(type, **fields)
+        elif self.keras is not None and self.keras.began:
+            self.keras.recorder.fact(type, **fields)
 
     def _open_writer(self) -> TraceWriter | None:
         from neuraldbg.trace import TraceWriter
@@ -99,8 +135,9 @@ class Attachment:
             self.writer = TraceWriter(self.plan.run_dir, max_disk_bytes=self.plan.max_disk_bytes)
         except RunDirectoryError:
             return None
-        torch = sys.modules["torch"]
-        self.writer.fact("run", backend="pytorch", versions={"torch": str(torch.__version__)}, child=self.child)
+        if self._of_torch:
+            version = str(sys.modules["torch"].__version__)
+            self.writer.fact("run", backend="pytorch", versions={"torch": version}, child=self.child)
         if self.gate is not None:
             self.gate.watched_every = self.writer.watched
         if self.child:
@@ -116,12 +153,17 @@ class Attachment:
     def close(self, **end: Any) -> None:
         """Leave the process as it was found. Writes how it ended, also for a script that never met a framework."""
         self._watch.remove()
+        self._keras_watch.remove()
         if os.getpid() != self._pid:
             return
         if self._sampler is not None:
             self._sampler.close()
         if self._spawning is not None:
             self._spawning.close()
+        if self.keras is not None and self.capture is not None:
+            self.keras.finish()
+        elif self.keras is not None:
+            self.keras.close(**end)
         if self.capture is not None:
             self.capture.close(**end)
         if self.writer is None and not self.child:
@@ -132,9 +174,22 @@ class Attachment:
 
         try:
             with TraceWriter(self.plan.run_dir, rank=0, threaded=False) as writer:
+                for text in _unwatched():
+                    writer.fact("note", level="warning", text=text)
                 writer.fact("end", steps=0, backwards=0, dropped={}, **end)
         except RunDirectoryError:
             pass  # the directory vanished during the run; the viewer says what it finds
+
+
+def _unwatched() -> list[str]:
+    """Frameworks that a script used in a way nobody here can look into: said, so that nobody takes it for health."""
+    if "jax" in sys.modules and "keras" not in sys.modules:
+        return [
+            "JAX without Keras is not watched: nothing of this training was seen (PyTorch and Keras' Model.fit are)"
+        ]
+    if "keras" in sys.modules or "tensorflow" in sys.modules:
+        return ["no Model.fit was seen: training loops of your own in TensorFlow or JAX are not watched"]
+    return []
 
 
 def attach_child(plan: str) -> None:

@@ -70,11 +70,12 @@ def _without_last_softmax(graph: Graph, problems: list[Problem]) -> Graph:
     """A softmax before a cross-entropy goes: the loss computes its own. A sigmoid is computed inside the loss."""
     if not graph.steps or graph.network.loss is None:
         return graph
-    last = graph.steps[-1]
+    place = _last_that_computes(graph)
+    last = graph.steps[place]
     loss = loss_of(graph.network, last.activation)
-    if last.output != graph.output or loss is None:
+    if graph.steps[-1].output != graph.output or loss is None:
         return graph
-    steps = (*graph.steps[:-1], replace(last, activation=None))
+    steps = (*graph.steps[:place], replace(last, activation=None), *graph.steps[place + 1 :])
     if loss.cross_entropy and last.activation in ("softmax", "log_softmax"):
         why = (
             f"{last.layer.name}: {last.activation} before {graph.network.loss.name} is left out: "
@@ -87,6 +88,13 @@ def _without_last_softmax(graph: Graph, problems: list[Problem]) -> Graph:
     if loss.kind == "binary" and last.activation == "sigmoid":
         return replace(graph, steps=steps, fused_sigmoid=last.layer)
     return graph
+
+
+def _last_that_computes(graph: Graph) -> int:
+    """The last step, or the one before it where that only gives time back its place (TimeDistributed)."""
+    steps = graph.steps
+    before = len(steps) > 1 and steps[-1].op == "unfold_time" and steps[-1].inputs == (steps[-2].output,)
+    return len(steps) - 2 if before else len(steps) - 1
 
 
 def _penalties(steps: tuple[Step, ...]) -> tuple[tuple[str, float, float], ...]:

@@ -94,14 +94,46 @@ def test_a_file_that_cannot_be_used_says_why_and_exits_as_documented(
     assert [path.name for path in tmp_path.iterdir()] == ([] if text is None else ["m.neural"])
 
 
+HIDDEN = """import importlib.util, sys
+find = importlib.util.find_spec
+hidden = ("tensorflow", "jax", "onnxruntime")
+importlib.util.find_spec = lambda name, package=None: None if name in hidden else find(name, package)
+"""
+
+
 @pytest.mark.parametrize(
-    "words",
-    [("run", "-b", "tensorflow"), ("compile", "-b", "jax"), ("debug", "--backend", "onnx"), ("run", "-b", "cobol")],
+    ("words", "says"),
+    [
+        (("run", "-b", "tensorflow"), "pip install 'neural-debugger[tensorflow]'"),
+        (("debug", "--backend", "jax"), "pip install 'neural-debugger[jax]'"),
+        (("run", "--backend", "onnx"), "pip install 'neural-debugger[onnx]'"),
+        (("run", "-b", "tensorflaw"), "did you mean 'tensorflow'?"),
+        (("compile", "-b", "cobol"), "there is pytorch, tensorflow, jax, onnx"),
+    ],
 )
-def test_a_backend_that_is_not_here_is_code_4(words: tuple[str, ...], model: Path) -> None:
-    done = neural(words[0], "small.neural", *words[1:], cwd=model)
-    assert done.returncode == 4
-    assert "available: pytorch" in done.stderr
+def test_a_backend_that_is_not_here_is_code_4_and_says_what_to_install(
+    words: tuple[str, ...], says: str, model: Path
+) -> None:
+    command = [sys.executable, "-c", HIDDEN + AS_SCRIPT, words[0], "small.neural", *words[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=model, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, says in done.stderr) == (4, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("backend", "holds"),
+    [
+        ("tensorflow", ['"KERAS_BACKEND", "tensorflow"', 'layers.Dense(8, activation="relu", name="Dense_1")']),
+        ("jax", ['"KERAS_BACKEND", "jax"', "from_logits=True"]),
+        ("onnx", ["class Small(nn.Module):", "torch.onnx.export(", "onnxruntime.InferenceSession(path)"]),
+    ],
+)
+def test_compile_writes_code_for_a_backend_that_need_not_be_here(backend: str, holds: list[str], model: Path) -> None:
+    done = neural("compile", "small.neural", "-b", backend, "-o", "out.py", cwd=model)
+    assert done.returncode == 0, done.stderr
+    text = (model / "out.py").read_text()
+    compile(text, "out.py", "exec")
+    assert [part for part in holds if part not in text] == []
 
 
 def test_a_search_without_optuna_is_code_4_and_names_the_extra(model: Path) -> None:

@@ -11,12 +11,15 @@ from neuraldbg.analysis.detectors.loss_curve import finite, main_loss, noise_of,
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.records import Finding, Severity
 
+BLOWN_UP = 10.0  # times the first value
+
 
 @symptom("diverging_loss")
 def diverging_loss(evidence: Evidence) -> Iterator[Finding]:
     """The loss rises well above its start.
 
-    Finds: a loss whose last values lie at more than twice its first ones, and outside their noise.
+    Finds: a loss whose last values lie at more than twice its first ones, and outside their noise; or at ten times the
+    very first.
     Why it matters: the run moves away from what it was asked for.
     Decides by: medians of the first and the last values; values that are not finite belong to nan_loss and inf_loss.
     Usual cures: see the cause beside it: most often the step size, the sign of the loss, or its scale.
@@ -30,8 +33,11 @@ def diverging_loss(evidence: Evidence) -> Iterator[Finding]:
     width = max(3, len(values) // 10)
     first, last = float(np.median(values[:width])), float(np.median(values[-width:]))
     rise = last - first
-    if rise <= max(abs(first), 4 * noise_of(values)):
+    apart = values[0] > 0 and last > BLOWN_UP * values[0]  # whatever it did in between
+    if rise <= max(abs(first), 4 * noise_of(values)) and not apart:
         return
+    first = float(values[0]) if rise <= 0 else first
+    rise = last - first
     above = np.flatnonzero(curve.values > first + 0.5 * rise)
     yield Finding(
         "diverging_loss",

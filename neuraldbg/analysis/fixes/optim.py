@@ -59,7 +59,7 @@ def _change_number(
         return
 
 
-def _lr(finding: Finding, evidence: Evidence) -> float | None:
+def rate_of(finding: Finding, evidence: Evidence) -> float | None:
     if len(stepping(evidence)) > 1:  # the experiment changed all rates together: one may stand out all the same
         named = finding.evidence.get("lr") if "optimizer" in finding.evidence else None
         return float(named) if isinstance(named, float | int) else None
@@ -67,7 +67,7 @@ def _lr(finding: Finding, evidence: Evidence) -> float | None:
     return float(values[0]) if len(values) and np.isfinite(values[0]) else None
 
 
-def _better_factor(finding: Finding) -> float | None:
+def better_factor(finding: Finding) -> float | None:
     """The factor of the learning rate that the experiment learned best with."""
     arms = {
         name.rpartition("lr_x")[2]: value
@@ -80,17 +80,17 @@ def _better_factor(finding: Finding) -> float | None:
 
 @cure("learning_rate_too_high")
 def learning_rate_too_high(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    lr = _lr(finding, evidence)
+    lr = rate_of(finding, evidence)
     if lr:
-        new = lr * (_better_factor(finding) or 0.1)
+        new = lr * (better_factor(finding) or 0.1)
         yield from _change_number(finding, evidence, "lr", new, f"Lower the learning rate to {write(new)}", 1)
 
 
 @cure("learning_rate_too_low")
 def learning_rate_too_low(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
-    lr = _lr(finding, evidence)
+    lr = rate_of(finding, evidence)
     if lr:
-        new = lr * (_better_factor(finding) or 100)
+        new = lr * (better_factor(finding) or 100)
         yield from _change_number(finding, evidence, "lr", new, f"Raise the learning rate to {write(new)}", 1)
 
 

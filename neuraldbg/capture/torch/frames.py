@@ -17,8 +17,8 @@ _UNSHARED = 3  # references to a frame's copy of its variables: the frame, a var
 _LIST_LIMIT = 64  # entries of a user's list or dict that are searched for a name
 
 
-def _torch_prefix() -> str:
-    module = sys.modules.get("torch")
+def _prefix_of(framework: str) -> str:
+    module = sys.modules.get(framework)
     file = getattr(module, "__file__", None)
     return os.path.dirname(os.path.abspath(file)) + os.sep if file else os.sep + "nowhere" + os.sep
 
@@ -27,7 +27,7 @@ class Frames:
     """Finds user frames and remembers which code objects are the user's."""
 
     def __init__(self) -> None:
-        self._skip = (_OURS, _torch_prefix())
+        self._skip = (_OURS, *map(_prefix_of, ("torch", "keras")))
         self._is_user: dict[str, bool] = {}  # by file
         self._cwd = os.getcwd() + os.sep
         self.unread: list[tuple[str, str]] = []  # files of the user's that were named, as shown and as opened

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from neuraldbg.capture.kernels.elements import Row as Measured
 from neuraldbg.capture.staging import Staging
 from neuraldbg.capture.torch.frames import Frames
-from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.records import Call, Kind, Phase, Site, SiteKind
 from neuraldbg.trace import TraceWriter
 from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE

@@ -170,8 +170,7 @@ class ConvRecurrent(nn.Module):
                 keep = torch.sigmoid(a)
                 state = keep * state + (1 - keep) * torch.tanh(c * torch.sigmoid(b))
             outputs.append(state)
-        out = torch.stack(outputs, 1) if self.sequences else state
-        return out.movedim(-3, -1)
+        return torch.stack(outputs, 1).permute(0, 1, 3, 4, 2) if self.sequences else state.permute(0, 2, 3, 1)
 
 
 class Exponential(nn.Module):

@@ -56,16 +56,16 @@ class Code:
 
 
 @cache
-def _blocks() -> dict[str, str]:
-    """The classes of `blocks.py` as text; nothing is imported."""
+def _blocks(file: str) -> dict[str, str]:
+    """The classes of a file of blocks as text; nothing is imported."""
     spec = find_spec("neuraldbg.dsl.build.code")
     assert spec is not None
     assert spec.origin is not None
-    text = Path(spec.origin).with_name("blocks.py").read_text(encoding="utf-8")
+    text = Path(spec.origin).with_name(f"{file}.py").read_text(encoding="utf-8")
     found = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     return {node.name: ast.get_source_segment(text, node) or "" for node in found}
 
 
-def block_source(name: str) -> str:
-    """A class of `blocks.py` as it is written there, less the hints that its file needs and a script does not."""
-    return _blocks()[name]
+def block_source(name: str, file: str = "blocks") -> str:
+    """A class of `blocks.py` or `keras_blocks.py` as it is written there."""
+    return _blocks(file)[name]

@@ -3,12 +3,12 @@ each value is turned where a step needs it, and not before."""
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Callable
 from typing import Any
 
 from neuraldbg.dsl.build.code import Code
 from neuraldbg.dsl.build.modules import activation, module_of, symmetric
+from neuraldbg.dsl.build.naming import Names
 from neuraldbg.dsl.graph import Graph, Step
 
 LAST, FIRST, ANY = "last", "first", "any"
@@ -32,13 +32,11 @@ class Forward:
         self.functional = False  # F is used
         self.companions: dict[str, list[tuple[str, str]]] = {}  # step -> further modules it needs: name, expression
         self.needs: set[str] = set()
-        self._uses: dict[int, list[int]] = {}
-        for index, step in enumerate(graph.steps):
-            for value in step.inputs:
-                self._uses.setdefault(value, []).append(index)
         self._where: dict[int, tuple[str, str]] = {}  # value -> variable, layout
-        self._taken: set[str] = set()
-        self.parameters = [self._input(each.value) for each in graph.inputs]
+        self._names = Names(graph)
+        self.parameters = self._names.inputs
+        for each, name in zip(graph.inputs, self.parameters, strict=True):
+            self._where[each.value] = (name, LAST)
 
     def write(self) -> Code:
         for index, step in enumerate(self.graph.steps):
@@ -50,30 +48,6 @@ class Forward:
         return self.graph.steps[-1].line if self.graph.steps else self.graph.network.line
 
     # -- names -----------------------------------------------------------------------------------------------------
-
-    def _input(self, value: int) -> str:
-        known = self.graph.values[value]
-        alone = len(self.graph.inputs) == 1
-        name = ("x" if self._uses.get(value, [0]) == [0] else "inputs") if alone else self._free(known.input or "x")
-        self._taken.add(name)
-        self._where[value] = (name, LAST)
-        return name
-
-    def _free(self, wanted: str) -> str:
-        base = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted.lower())
-        base = base if base.isidentifier() and not keyword.iskeyword(base) else f"v_{base}"
-        name, number = base, 2
-        while name in self._taken or name in ("x", "self", "torch", "nn", "f"):
-            name, number = f"{base}_{number}", number + 1
-        self._taken.add(name)
-        return name
-
-    def _target(self, index: int, step: Step) -> str:
-        """`x` for what only the next step reads; a name of its own for what is read later."""
-        uses = self._uses.get(step.output, [])
-        brief = not uses or set(uses) == {index + 1}
-        last = step.output == self.graph.output
-        return "x" if brief and (not last or index == len(self.graph.steps) - 1) else self._free(step.name)
 
     def _get(self, value: int, layout: str) -> str:
         name, have = self._where[value]
@@ -102,7 +76,7 @@ class Forward:
         values = [self._get(value, layout) for value in step.inputs]
         values = [self._numbers(step, value, text) for value, text in zip(step.inputs, values, strict=True)]
         result = have if layout == ANY else layout
-        target = self._target(index, step)
+        target = self._names.target(index, step)
         write: Callable[..., str] | None = getattr(self, f"_write_{step.op}", None)
         expression = write(step, values, result) if write else self._plain(step, values)
         expression = self._activated(step, expression, result)
@@ -141,6 +115,10 @@ class Forward:
         return f"self.{step.name}({self._padded(step, values[0], 0)})"
 
     _write_separable_conv = _write_conv
+
+    def _write_conv_transpose(self, step: Step, values: list[str], _: str) -> str:
+        made, crop = f"self.{step.name}({values[0]})", step.options["crop"]
+        return f"{made}[..., {', '.join(':-1' if one else ':' for one in crop)}]" if any(crop) else made
 
     def _write_pool(self, step: Step, values: list[str], _: str) -> str:
         if step.options["kind"] == "max" or symmetric(step.options["pads"]):

@@ -56,19 +56,12 @@ class TrainingCode:
         self.blocks = {
             name for name in (_LOSSES.get(self.loss.name, "").rstrip("()"),) if not name.startswith("nn.") and name
         }
-        self.metrics = self._metrics()
+        self.metrics = metrics_of(graph, self.loss)
         self.line = graph.lines.get("train", graph.network.line)
         self._train()
         self.code.add()
         self.code.add()
         self._evaluate()
-
-    def _metrics(self) -> list[str]:
-        asked = {"acc": "accuracy", "mean_absolute_error": "mae", "mean_squared_error": "mse"}
-        wanted = [asked.get(name.lower(), name.lower()) for name in self.graph.network.metrics]
-        wanted = ["accuracy" if name.endswith("accuracy") else name for name in wanted]
-        fitting = METRICS if self.loss.kind == "values" else ("accuracy",)
-        return [name for name in fitting if name in wanted and not (name == "accuracy" and self.loss.kind == "values")]
 
     # -- train -----------------------------------------------------------------------------------------------------
 
@@ -193,19 +186,28 @@ class TrainingCode:
         plan = self.plan
         parts = ["model.parameters()", f"lr={plan.learning_rate:g}"]
         betas = [plan.options.get(key) for key in ("beta_1", "beta_2")]
-        if any(_is_number(beta) for beta in betas) and plan.optimizer in ("Adam", "AdamW", "Adamax", "NAdam", "RAdam"):
-            first, second = (b if _is_number(b) else d for b, d in zip(betas, (0.9, 0.999), strict=True))
+        if any(is_number(beta) for beta in betas) and plan.optimizer in ("Adam", "AdamW", "Adamax", "NAdam", "RAdam"):
+            first, second = (b if is_number(b) else d for b, d in zip(betas, (0.9, 0.999), strict=True))
             parts.append(f"betas=({first}, {second})")
         for key, value in plan.options.items():
             name = _OPTIONS.get(key)
             name = "alpha" if name == "rho" and plan.optimizer == "RMSprop" else name
-            if name in _KNOWS[plan.optimizer] and (_is_number(value) or isinstance(value, bool)):
+            if name in _KNOWS[plan.optimizer] and (is_number(value) or isinstance(value, bool)):
                 parts.append(f"{name}={value}")
         return f"torch.optim.{plan.optimizer}({', '.join(parts)})"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def metrics_of(graph: Graph, loss: Loss) -> list[str]:
+    """Of those the file asks for, the ones that are computed."""
+    asked = {"acc": "accuracy", "mean_absolute_error": "mae", "mean_squared_error": "mse"}
+    wanted = [asked.get(name.lower(), name.lower()) for name in graph.network.metrics]
+    wanted = ["accuracy" if name.endswith("accuracy") else name for name in wanted]
+    fitting = METRICS if loss.kind == "values" else ("accuracy",)
+    return [name for name in fitting if name in wanted and not (name == "accuracy" and loss.kind == "values")]
 
 
 def task_loss(graph: Graph) -> Loss:

@@ -120,14 +120,14 @@ def transposed(use: Use) -> Made:
     filters, kernel = use.integer("filters"), kernel_of(use, rank)
     strides, bias = use.sizes(rank, "strides", "stride", default=1), use.flag("use_bias", default=True)
     same = use.one_of("padding", ("valid", "same"), "valid") == "same"
-    trim, extra, out = [], [], []
+    trim, extra, crop, out = [], [], [], []
     for length, window, stride in zip(sizes, kernel, strides, strict=True):
         excess = window - stride
-        cut = -(-excess // 2) if same and excess > 0 else 0
-        more = 2 * cut - excess if same and excess > 0 else max(-excess, 0)
-        trim.append(cut)
-        extra.append(more)
-        out.append((length - 1) * stride - 2 * cut + window + more)
+        cut = max(excess, 0) if same else 0  # Keras takes the odd one off the end
+        trim.append(cut // 2)
+        crop.append(cut % 2)
+        extra.append(max(-excess, 0))
+        out.append((length - 1) * stride - cut + window + extra[-1])
     weights = size(kernel) * channels * filters
     options = {
         "rank": rank,
@@ -135,8 +135,10 @@ def transposed(use: Use) -> Made:
         "filters": filters,
         "kernel": kernel,
         "strides": strides,
+        "same": same,
         "trim": tuple(trim),
         "extra": tuple(extra),
+        "crop": tuple(crop),
         "bias": bias,
     }
     flops = size(sizes) * 2 * weights + size(tuple(out)) * bias * filters

@@ -40,5 +40,9 @@ def adaptive_pooling(use: Use) -> Made:
     wanted = use.sizes(rank, "output_size", default=1)
     if any(want > have for want, have in zip(wanted, sizes, strict=True)):
         raise DoesNotFit(f"it cannot make {'x'.join(map(str, wanted))} of a smaller input")
+    if not any(have % want for want, have in zip(wanted, sizes, strict=True)):  # windows of one size, side by side
+        pool = tuple(have // want for want, have in zip(wanted, sizes, strict=True))
+        same = {"rank": rank, "kind": _kind(use.layer.type), "pool": pool, "strides": pool, "pads": [(0, 0)] * rank}
+        return Made("pool", (*wanted, channels), same, flops=size(use.shape))
     options = {"rank": rank, "kind": _kind(use.layer.type), "wanted": wanted}
     return Made("adaptive_pool", (*wanted, channels), options, flops=size(use.shape))

@@ -7,16 +7,17 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from neuraldbg.dsl.build.backends import backend_of, need_backend
 from neuraldbg.dsl.check import check
 from neuraldbg.dsl.graph import Graph, written
+from neuraldbg.dsl.losses import Loss
 from neuraldbg.dsl.problems import Problem, render_all
 from neuraldbg.dsl.program import Program, parse_file
 from neuraldbg.dsl.train.loop import Options, Trained, train
+from neuraldbg.dsl.train.samples import Samples
 from neuraldbg.errors import BackendMissing, DslError
 
-BACKENDS = ("pytorch", "torch")
 SMALL_STEP = 1_000_000_000  # operations of an update below which one thread computes it
-LATER = ("tensorflow", "keras", "jax", "onnx")
 
 
 @dataclass(slots=True)
@@ -28,23 +29,43 @@ class Job:
     graphs: list[Graph]
     problems: list[Problem]
     options: Options
+    backend: str = "pytorch"
     done: list[Trained] = field(default_factory=list)
 
     def run(self) -> None:
         """Train every network, one after the other."""
-        from neuraldbg.dsl.build.torch_model import build
-        from neuraldbg.dsl.train.datasets import samples_for
-
         for graph in self.graphs:
             _need_parameters(graph)
             _need_memory(graph)
-            built = build(graph, self.path)
-            _threads_for(graph, self.options.batch or built.plan.batch_size)
-            samples = samples_for(graph, built.loss, self.options.dataset, seed=self.options.seed)
-            print(f"{graph.network.name}: {_size(graph)}", flush=True)
-            print(f"data: {samples.told}", flush=True)
-            name = graph.network.name.lower() if len(self.graphs) > 1 else None
-            self.done.append(train(built, samples, self.options, _print, name=name))
+            self.done.append(self._trained(graph))
+
+    def _trained(self, graph: Graph) -> Trained:
+        name = graph.network.name.lower() if len(self.graphs) > 1 else None
+        if self.backend in ("tensorflow", "jax"):
+            from neuraldbg.dsl.build.keras_script import build_keras
+            from neuraldbg.dsl.train.keras_loop import train_keras
+
+            keras_built = build_keras(graph, self.path, backend=self.backend)
+            return train_keras(keras_built, self._samples(graph, keras_built.loss), self.options, _print)
+        from neuraldbg.dsl.build.torch_model import build
+
+        built = build(graph, self.path)
+        _threads_for(graph, self.options.batch or built.plan.batch_size)
+        samples = self._samples(graph, built.loss)
+        done = train(built, samples, self.options, _print, name=name)
+        if self.backend == "onnx":
+            from neuraldbg.dsl.train.onnx_check import check_onnx
+
+            check_onnx(graph, done.model, samples, _print)
+        return done
+
+    def _samples(self, graph: Graph, loss: Loss) -> Samples:
+        from neuraldbg.dsl.train.datasets import samples_for
+
+        samples = samples_for(graph, loss, self.options.dataset, seed=self.options.seed)
+        print(f"{graph.network.name}: {_size(graph)}", flush=True)
+        print(f"data: {samples.told}", flush=True)
+        return samples
 
     def findings(self) -> list[dict[str, Any]]:
         """What the reading of the file found that a debugger should tell."""
@@ -101,26 +122,16 @@ def _size(graph: Graph) -> str:
     return f"{shapes} -> {written(graph.shape)}, {graph.parameters:,} parameters, {graph.flops:,} FLOPs a sample"
 
 
-def prepare(path: str, options: Options, *, backend: str | None = None, quiet: bool = False) -> Job:
-    """Read and check a file; what is to be said about it goes to stderr. Imports no framework."""
-    need_backend(backend)
+def prepare(
+    path: str, options: Options, *, backend: str | None = None, quiet: bool = False, written: bool = False
+) -> Job:
+    """Read and check a file; what is to be said about it goes to stderr. Imports no framework; what is only `written`
+    as code needs none either."""
+    wanted = backend_of(backend) if written else need_backend(backend)
     program = parse_file(path)
     if not program.networks:
         raise DslError(f"{path}: holds no network to train")
     graphs, problems = check(program, only=options.network)
     if problems and not quiet:
         print(render_all(problems, program.source), file=sys.stderr, flush=True)
-    return Job(path, program, graphs, problems, options)
-
-
-def need_backend(backend: str | None) -> None:
-    """Refuse what this version cannot run on, or what is not installed."""
-    from importlib.util import find_spec
-
-    name = (backend or "pytorch").lower()
-    if name in LATER:
-        raise BackendMissing(f"backend {name} is not in this version; available: pytorch")
-    if name not in BACKENDS:
-        raise BackendMissing(f"there is no backend {backend!r}; available: pytorch")
-    if find_spec("torch") is None:
-        raise BackendMissing("PyTorch is not installed; install it with: pip install 'neural-debugger[torch]'")
+    return Job(path, program, graphs, problems, options, wanted)

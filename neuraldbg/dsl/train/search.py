@@ -80,7 +80,7 @@ def _from(choice: Choice, value: Any) -> Any:
 def _decided(job: Job, choose: Any) -> Job:
     program = job.program.resolved(choose)
     graphs, problems = check(program, only=job.options.network)
-    return Job(job.path, program, graphs, problems, job.options)
+    return Job(job.path, program, graphs, problems, job.options, job.backend)
 
 
 def _score(job: Job, trial: Any) -> float:

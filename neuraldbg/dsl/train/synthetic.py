@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraldbg.dsl.graph import Graph, InputValue, size
+from neuraldbg.dsl.graph import Graph, InputValue, Step, size
 from neuraldbg.dsl.losses import Loss
 from neuraldbg.dsl.train.samples import Samples
 
@@ -30,6 +30,22 @@ def synthesize(graph: Graph, loss: Loss, *, count: int | None = None, seed: int 
     inputs, targets = _Maker(graph, loss, random, number).make()
     told = f"synthetic data: {number:,} made-up samples, learnable; a real dataset is given with --dataset PATH"
     return Samples(tuple(inputs), targets, told, synthetic=True)
+
+
+def reads_ahead(graph: Graph) -> bool:
+    """Whether what the network puts out at a position may depend on later ones."""
+    return any(_looks_ahead(step) for step in graph.steps)
+
+
+def _looks_ahead(step: Step) -> bool:
+    options = step.options
+    if step.op in ("encoder", "attention", "dot_attention"):
+        return not options["causal"]
+    if step.op == "rnn":
+        return bool(options["both"] or not options["sequences"])
+    if step.op in ("conv", "pool"):
+        return any(after for _, after in options["pads"])
+    return step.op in ("transformer", "decoder", "flatten", "global_pool", "graph_conv", "graph_attention")
 
 
 class _Maker:
@@ -92,6 +108,8 @@ class _Maker:
         positions, classes = self.graph.shape[:-1], self.graph.shape[-1]
         inputs = [self._free_input(each) for each in self.graph.inputs]
         first = self.graph.inputs[0]
+        if first.vocabulary is not None and reads_ahead(self.graph):
+            return self._by_template(positions, classes)
         if first.vocabulary is not None and size(first.shape) == size(positions):
             inputs[0], following = self._text(min(first.vocabulary, classes, WORDS), first.shape)
             return inputs, following.reshape(self.count, *positions)
@@ -103,6 +121,12 @@ class _Maker:
         labels = self.random.integers(classes, size=self.count)
         inputs = [self._class_input(each, labels, classes) for each in self.graph.inputs]
         return inputs, np.broadcast_to(labels.reshape(-1, *(1,) * len(positions)), (self.count, *positions)).copy()
+
+    def _by_template(self, positions: tuple[int, ...], classes: int) -> tuple[list[Any], Any]:
+        """Every kind of text has its own answer: a network that reads all of its input may know the next word."""
+        kinds = self.random.integers(KINDS, size=self.count)
+        answers = self.random.integers(min(classes, WORDS), size=(KINDS, *positions))
+        return [self._class_input(each, kinds, KINDS) for each in self.graph.inputs], answers[kinds]
 
     def _text(self, used: int, shape: tuple[int, ...]) -> tuple[Any, Any]:
         """Every word has one that mostly follows it; the target is what did follow."""

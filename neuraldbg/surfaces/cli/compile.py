@@ -1,4 +1,4 @@
-"""neural compile: a .neural file as PyTorch code."""
+"""neural compile: a .neural file as code for PyTorch, Keras or ONNX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neuraldbg.errors import UsageError
 from neuraldbg.surfaces.cli.dsl_files import BACKEND, FILE, NETWORK, shows_problems
 
 
-@click.command(short_help="Write a .neural file as PyTorch code.")
+@click.command(short_help="Write a .neural file as PyTorch or Keras code.")
 @FILE
 @BACKEND
 @NETWORK
@@ -23,12 +23,14 @@ from neuraldbg.surfaces.cli.dsl_files import BACKEND, FILE, NETWORK, shows_probl
 @shows_problems
 def command(file: str, backend: str | None, output: str | None, dry_run: bool, **options: Any) -> int:
     """Write FILE as a script that stands by itself: the model, its training, and a way to start it."""
-    from neuraldbg.dsl.build.torch_model import script
+    from neuraldbg.dsl.build.backends import backend_of
+    from neuraldbg.dsl.build.scripts import script_for
     from neuraldbg.dsl.train.job import prepare
     from neuraldbg.dsl.train.loop import Options
     from neuraldbg.surfaces.cli.visualize import write
 
-    job = prepare(file, Options(network=options["network"], dataset=options["dataset"]), backend=backend)
+    wanted = backend_of(backend)
+    job = prepare(file, Options(network=options["network"], dataset=options["dataset"]), backend=wanted, written=True)
     if options["hpo"]:
         from neuraldbg.dsl.train.search import search_best
 
@@ -39,7 +41,7 @@ def command(file: str, backend: str | None, output: str | None, dry_run: bool, *
     for graph in job.graphs:
         several = f"_{graph.network.name.lower()}" if len(job.graphs) > 1 else ""
         path = target.with_name(f"{target.stem}{several}{target.suffix}")
-        text = script(graph, file)
+        text = script_for(wanted, graph, file)
         if dry_run:
             click.echo(text, nl=False)
         else:

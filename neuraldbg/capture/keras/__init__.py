@@ -1,0 +1,1 @@
+"""Watching Keras 3 on TensorFlow and JAX: what `Model.fit` trains."""
