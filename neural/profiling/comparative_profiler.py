@@ -23,6 +23,15 @@ class ComparativeProfiler:
             raise BadMeasurement("a profile has layer_stats or summary, as LayerProfiler.export_to_dict() gives them")
         self.backend_profiles[backend_name] = dict(profile_data)
 
+    def run_backends(self, path: str, backends: Sequence[str], network: str | None = None) -> dict[str, Any]:
+        """Run a .neural file with the same weights on each backend, take the times over, and compare them."""
+        from neuraldbg.dsl.train.compare_backends import compare_backends
+
+        for one in compare_backends(path, tuple(backends), network=network)[:1]:
+            for result in one.results:
+                self.add_backend_profile(result.backend, result.profile())
+        return self.compare_backends(backends)
+
     def compare_backends(self, backends: Sequence[str] | None = None) -> dict[str, Any]:
         """With fewer than two profiles an `error`; a name nobody added is left out."""
         chosen = [name for name in (backends or self.backend_profiles) if name in self.backend_profiles]

@@ -10,7 +10,9 @@ import click
 
 from neuraldbg.errors import UsageError
 from neuraldbg.surfaces.cli.debug import DebugCommand
+from neuraldbg.surfaces.cli.target import DSL_SUFFIXES
 
+DISAGREE = 6
 TIME_BUDGET, MEMORY_BUDGET = "1.5%", "4%"
 FORMATS = ("table", "json", "csv", "chrome", "speedscope", "html")
 ENDING = {"csv": "csv", "chrome": "trace.json", "speedscope": "speedscope.json", "html": "html"}
@@ -40,6 +42,12 @@ ENDING = {"csv": "csv", "chrome": "trace.json", "speedscope": "speedscope.json",
 @click.option("--dataset", metavar="PATH", help="Data of a .neural file.  [default: synthetic data]")
 @click.option("--network", metavar="NAME", help="This network of a .neural file only.")
 @click.option("--device", metavar="NAME", help="Of a .neural file: auto, cpu, gpu, cuda:0.  [default: as it says]")
+@click.option(
+    "--compare-backends",
+    "backends",
+    metavar="NAMES",
+    help="Of a .neural file: the same weights on each (pytorch,onnx,tensorflow,jax), outputs and times compared.",
+)
 @click.argument("target", required=False, type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(target: str | None, args: tuple[str, ...], **options: Any) -> int:
@@ -49,6 +57,8 @@ def command(target: str | None, args: tuple[str, ...], **options: Any) -> int:
     the newest one is shown. A run of `neural debug` has the times of the steps it measured in full.
     """
     form = _form(options)
+    if options["backends"]:
+        return _compare(target, form, options)
     if target is None or (not options["module"] and _is_run(target)):
         if args:
             raise UsageError(f"{args[0]!r} stands behind a run; our options stand before it")
@@ -91,6 +101,31 @@ def _show(target: str | None, form: str, options: dict[str, Any]) -> int:
     else:
         click.echo(write(text, Path(path)))
     return 0
+
+
+def _compare(target: str | None, form: str, options: dict[str, Any]) -> int:
+    from neuraldbg.dsl.train.compare_backends import compare_backends
+    from neuraldbg.surfaces.cli.dsl_files import shows_problems
+    from neuraldbg.surfaces.cli.progress import progress
+
+    if target is None or not target.endswith(DSL_SUFFIXES):
+        raise UsageError("--compare-backends is for .neural files: neural profile model.neural --compare-backends ...")
+    names = tuple(name.strip() for name in options["backends"].split(",") if name.strip())
+    if len(set(names)) < 2:
+        raise UsageError("--compare-backends needs two backends or more, separated by commas: pytorch,onnx")
+    with progress(quiet=form == "json") as tell:
+        tell(f"running {target} on {', '.join(names)}")
+        found = shows_problems(compare_backends)(target, names, network=options["network"])
+    if form == "json":
+        from neuraldbg.surfaces.reports.session import dump
+
+        click.echo(dump({"networks": [one.as_dict() for one in found]}, indent=1))
+    else:
+        from neuraldbg.surfaces.terminal.backends_table import render_backends
+        from neuraldbg.surfaces.terminal.console import make_console
+
+        render_backends([one.as_dict() for one in found], make_console(sys.stdout))
+    return 0 if all(one.agree for one in found) else DISAGREE
 
 
 def _profile(target: str, args: tuple[str, ...], form: str, options: dict[str, Any]) -> int:
