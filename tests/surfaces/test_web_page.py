@@ -173,6 +173,9 @@ def test_a_condition_is_rehearsed_on_the_recorded_steps(client: TestClient) -> N
     assert rehearsed("1 / (step - step) > 0", "conv1")["would_hit"] == 0
     assert rehearsed("grad_norm <", "conv1")["error"]
     assert rehearsed("nonsense > 1", None)["error"]
+    body = {"condition": "isnan(mean_activation)", "layer_name": "*"}
+    broken = client.post("/api/breakpoint/rehearsal?run=broken", json=body).json()
+    assert broken["would_hit"] == 17, broken  # as the gate sees it
     unknown = rehearsed("", "conv")
     assert "conv" in str(unknown["error"])
     assert unknown["nearest"] == ["conv1"]

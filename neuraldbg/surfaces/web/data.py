@@ -146,7 +146,7 @@ def picture(found: Heatmap) -> Picture:
 
 # -- the newest numbers of all layers, for the stream ------------------------------------------------------------------
 
-FRAME_METRICS: Final = ("grad_norm", "mean_activation", "dead_ratio", "execution_time", "nan_count")
+FRAME_METRICS: Final = ("grad_norm", "mean_activation", "dead_ratio", "execution_time", "nan_count", "grad_nan_count")
 
 
 def frame_layers(trace: Trace) -> list[Site]:

@@ -180,6 +180,7 @@ class Stream:
         self._boxes.discard(box)
         if not self._boxes and self._task is not None:
             self._task.cancel()
+            self._task = None  # who comes before it has ended gets one of its own
 
     def again(self, box: Box) -> None:
         for message in self._watch.everything():

@@ -53,15 +53,18 @@ def _executions(trace: Trace, site: Site, step: int | None, history: int) -> lis
     return found[-history:]
 
 
-def executions_between(trace: Trace, site: Site, between: tuple[int | None, int | None]) -> list[dict[str, Any]]:
-    """One entry a step, of everything that was measured in it; the last execution of a step counts."""
+def executions_between(
+    trace: Trace, site: Site, between: tuple[int | None, int | None], *, nan: bool = False
+) -> list[dict[str, Any]]:
+    """One entry a step, of everything that was measured in it; the last execution of a step counts. With `nan` a value
+    that is not a number stays one, as a breakpoint sees it."""
     by_step: dict[int, dict[str, Any]] = {}
 
     def put(rows: Rows, values: Mapping[str, Any]) -> None:
         columns = {key: value.tolist() for key, value in values.items()}
         for at, when in enumerate(rows.steps.tolist()):
             entry = by_step.setdefault(when, {"step": when})
-            entry.update({key: _known(column[at]) for key, column in columns.items()})
+            entry.update({key: column[at] if nan else _known(column[at]) for key, column in columns.items()})
 
     spans = trace.history(site, Kind.SPAN, between=between)
     for phase, key in ((Phase.FORWARD, "execution_time"), (Phase.BACKWARD, "backward_time")):
@@ -73,6 +76,7 @@ def executions_between(trace: Trace, site: Site, between: tuple[int | None, int 
     put(output, {"nan_count": output.nan_count, "inf_count": output.inf_count})
     gradient = trace.history(site, Kind.GRADIENT, between=between)
     put(gradient, {"grad_norm": gradient.l2, **_named(gradient, "grad_{}")})
+    put(gradient, {"grad_nan_count": gradient.nan_count, "grad_inf_count": gradient.inf_count})
     if not len(gradient):
         _put_parameter_norms(trace, site, between, by_step)
     for entry in by_step.values():

@@ -49,7 +49,7 @@ def moment(
     run: Run,
     settings: Configured,
     step: Step = None,
-    layer: Annotated[str | None, Query(max_length=300, description="the layer inspected")] = None,
+    layer: Annotated[str | None, Query(max_length=4000, description="the layer inspected")] = None,
     spans: Annotated[bool, Query(description="when every layer ran, too")] = False,
 ) -> StrictJSON:
     """As /api/frame, but numbers in base64 as in the stream; with `inspected` as /api/layer_inspect has it, and `spans`

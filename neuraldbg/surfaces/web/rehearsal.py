@@ -23,7 +23,7 @@ def rehearse(trace: Trace, text: str | None, pattern: str | None) -> dict[str, A
     looked_at, hits, last = 0, 0, None
     series = _of_the_run(trace, steps) if condition and condition.keys & set(STEP_KEYS) else {}
     for site in sites:
-        for entry in inspector.executions_between(trace, site, steps):
+        for entry in inspector.executions_between(trace, site, steps, nan=True):
             looked_at += 1
             if condition is None or _holds(condition, {**series.get(entry["step"], {}), **entry}):
                 hits += 1

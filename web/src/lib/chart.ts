@@ -185,6 +185,8 @@ export function healthOf(layer: string, frame: Frame | null, at: number, found: 
   const number = (metric: string) => frame?.metrics[metric]?.[at] ?? NaN;
   if (number("nan_count") > 0) return ["bad", "NaN"];
   if (number("inf_count") > 0) return ["bad", "Inf"];
+  if (number("grad_nan_count") > 0) return ["bad", "NaN gradient"];
+  if (number("grad_inf_count") > 0 || number("grad_norm") === Infinity) return ["bad", "Inf gradient"];
   const warning = here.find((one) => one.severity === "warning");
   if (warning) return ["warn", warning.kind];
   if (number("dead_ratio") >= MOSTLY_DEAD) return ["warn", `${Math.round(number("dead_ratio") * 100)} % zero`];

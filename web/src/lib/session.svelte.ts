@@ -35,6 +35,8 @@ export class Session {
   #layers: string[] = [];
   #slowSince = 0;
   #stop: (() => void) | null = null;
+  #turn = 0;
+  #judging: ReturnType<typeof setTimeout> | undefined;
 
   view = $derived(this.address.view);
   name = $derived(this.address.run);
@@ -94,13 +96,27 @@ export class Session {
     }
   }
 
+  /** The address of before, by the browser's own button: perhaps that of another run. */
+  back(address: Address): void {
+    const other = address.run !== this.address.run;
+    this.address = address;
+    if (other) void this.open(address.run ?? this.runs[0]?.name ?? null);
+  }
+
   async open(name: string | null): Promise<void> {
+    const turn = (this.#turn += 1); // somebody may choose another one meanwhile
     this.#stop?.();
     Object.assign(this, { run: null, findings: [], verdict: null, newest: null, losses: [], hits: [], breakpoints: [] });
     Object.assign(this, { lastStep: null, slowStep: null });
     const same = this.#stop === null || name === this.address.run; // the first run comes with the address
     this.go({ run: this.runs.length > 1 ? name : null, ...(same ? {} : { layer: null, step: null, finding: null }) });
-    await this.readRun();
+    try {
+      await this.readRun();
+    } catch {
+      if (turn === this.#turn) setTimeout(() => turn === this.#turn && void this.open(name), RETRY_MS);
+      return;
+    }
+    if (turn !== this.#turn) return;
     let known = true; // what is read below
     this.#stop = listen(this.name, {
       message: (message) => this.hear(message),
@@ -125,7 +141,9 @@ export class Session {
   }
 
   async readRun(): Promise<void> {
+    const name = this.name;
     const run = await ask<RunDetails>(this.path("/api/run"));
+    if (name !== this.name) return;
     this.run = run;
     this.where = run.where;
     this.#hit(run.hits); // before this page was opened
@@ -184,7 +202,8 @@ export class Session {
     } else if (message.type === "finding") {
       const known = message.finding && this.findings.some((one) => one.id === message.finding?.id);
       if (message.finding && !known && message.finding.severity !== "info") this.said = `Found: ${message.finding.summary}`;
-      if (!known || message.withdrawn) void this.readVerdict();
+      clearTimeout(this.#judging); // many come together when a page opens
+      this.#judging = setTimeout(() => void this.readVerdict(), 100);
     }
   }
 

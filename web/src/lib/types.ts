@@ -8,45 +8,35 @@ export interface Settings {
   theme: "dark" | "light" | "auto"; refresh_s: number; max_history: number; history: number; charts: string[];
   version: string; report?: { made: string; thinned: string | null };
 }
-
 export interface RunEntry { name: string; last_step: number | null; state: RunState }
-
 export interface LayerEntry { name: string; type: string | null; parameters: number | null; source: string | null }
 export interface TreeNode extends LayerEntry { path: string; children: TreeNode[] }
-
 export interface RunDetails extends RunEntry {
   ranks: number[]; damage: string | null; layers: LayerEntry[]; tree: TreeNode[]; metrics: string[]; series: string[]; where: Where;
   checkpoints: { step: number; what: "saved" | "read" | "loaded"; file: string | null; source: string | null }[];
   hits: { step: number; layer: string | null }[];
 }
-
 export interface Where {
   state: RunState; attached: boolean; step?: number | null; layer?: string | null; phase?: string | null;
   source?: string | null; reasons?: string[]; values?: Record<string, Num>;
 }
-
 export interface Suggestion {
   title: string; patch: string | null; auto: string | null; verified: boolean | null; effect: string | null;
 }
-
 export interface Link { kind: string; layer: string | null; step: number | null; summary: string }
-
 export interface Finding {
   id: string; kind: string; severity: Severity; confidence: number | null; step: number | null;
   last_step: number | null; layer: string | null; source: string | null; summary: string;
   evidence: Record<string, Num | string>; inference: string; chain: Link[]; suggestions: Suggestion[];
 }
-
 export interface Verdict {
   state: "healthy" | "warning" | "critical" | "undecided"; headline: string; finding: string | null;
 }
-
 export interface Breakpoint {
   id: number; layer_name: string; condition: string | null; phase: string; enabled: boolean; group: string | null;
   once: boolean; hit_count: number; trigger_count: number; last_hit_step: number | null; failed: string | null;
   pending: boolean; layers: string[];
 }
-
 export interface Series {
   metric: string; layer: string | null; steps: number[]; min: Num[]; max: Num[]; nan_steps: number[];
 }
@@ -58,12 +48,10 @@ export interface Moment {
   step: number | null; timed_step: number | null; layers: string[]; flops: (number | null)[];
   metrics: Record<string, string>; inspected: (Inspected & { error?: string }) | null; spans: Span[];
 }
-
 export interface HeatAnswer {
   metric: string; layers: string[]; edges: number[]; cells: string | Uint8Array; min: number | null; max: number | null;
   log: boolean;
 }
-
 export interface Inspected {
   layer: string; type: string | null; parameters: number | null; source: string | null; step: number | null;
   latest: Record<string, Num>; history: Record<string, Num>[];
@@ -74,21 +62,15 @@ export interface Octaves { step: number; looked_at: number; zero: number; not_fi
 export interface HistogramAnswer {
   kind: string; tensor: string | null; histograms: Octaves[]; ranges?: Record<"min" | "max" | "mean" | "std", Series>;
 }
-
 export interface RankEntry { rank: number; ended: boolean; last_step: number | null; loss: Num; step_time_s: Num }
-
 export interface Span { name: string; start: number; end: number; duration: number; depth: number; phase: string }
-
 export interface SlowLayer {
   layer: string; total_time: number; call_count: number; min_time: number; max_time: number; avg_time: number;
 }
-
 export interface Curve { steps: number[]; time_s: number[]; min: Num[]; max: Num[] }
-
 export interface Resources {
   cpu: Record<string, Curve>; memory: Record<string, Curve>; gpu: Record<string, Record<string, Curve>>;
 }
-
 export interface AnomalyAnswer {
   samples: number; total: number; sensitivity: number; layers: { layer: string; count: number; severity: Num }[];
   found: { step: number; layer: string | null; metrics: string[]; methods: string[]; severity: Num }[];
