@@ -20,6 +20,7 @@ CURES: dict[str, tuple[str, ...]] = {
     "step_order_wrong": ("zero_order",),
     "frozen_parameters": ("unfreeze",),
     "parameters_not_in_optimizer": ("unfreeze",),
+    "stale_parameters_in_optimizer": ("unfreeze",),
     "eval_mode_in_training": ("train_mode",),
     "softmax_before_cross_entropy": ("no_softmax",),
     "sigmoid_before_bce_with_logits": ("no_sigmoid",),

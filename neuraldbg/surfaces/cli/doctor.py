@@ -18,9 +18,9 @@ from neuraldbg.surfaces.cli.runs import RUNS
 OURS = "neural-debugger"
 FRAMEWORKS = {
     "torch": "training scripts are watched through PyTorch",
-    "tensorflow": "not watched in this version",
-    "jax": "not watched in this version",
-    "onnx": "not watched in this version",
+    "tensorflow": "Keras trainings are watched; .neural files run on it",
+    "jax": "Keras trainings are watched, pure JAX is not; .neural files run on it",
+    "onnx": ".neural files are exported to it and run",
 }
 PARTS = {
     "numpy": "the trace needs it",
