@@ -188,7 +188,7 @@ def test_evaluation_is_told_apart(tmp_path: Path) -> None:
             capture.close()
     with open_trace(run) as trace:
         told = profile_of(trace)
-    assert told["phases_ms"]["eval"] > 25.9
+    assert told["phases_ms"]["eval"] > 25.9 * 5 / 6  # before the first update there is none
     assert told["phases_ms"]["forward"] < 1.6 * told["phases_ms"]["eval"]
     assert layers(told)["head"]["calls"] == 6
 

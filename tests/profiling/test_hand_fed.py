@@ -118,11 +118,11 @@ def test_a_snapshot_tells_what_the_process_uses() -> None:
 def test_an_allocation_shows_in_the_next_snapshot() -> None:
     profiler = MemoryProfiler()
     profiler.start_profiling()
-    held = bytearray(b"x") * (64 * 2**20)
+    held = bytearray(b"x") * (512 * 2**20)  # the system may take back other pages meanwhile
     taken = profiler.take_snapshot("big")
     assert taken is not None
-    assert taken["memory_delta_mb"] == pytest.approx(64, abs=8)
-    assert len(held) == 64 * 2**20
+    assert taken["memory_delta_mb"] == pytest.approx(512, abs=128)
+    assert len(held) == 512 * 2**20
 
 
 def test_a_snapshot_interval_takes_every_nth() -> None:

@@ -138,6 +138,7 @@ def test_hits_of_before_the_page_was_opened_are_shown(page: Any, tmp_path: Path)
         assert hits.first.inner_text() == "step 33: breakpoint hit at 1"
         page.get_by_role("button", name="Go to step 13: breakpoint hit at 1").click()
         assert page.get_by_test_id("shown-step").inner_text() == "13"
+        page.goto("about:blank")  # before its server is gone
 
 
 def test_the_page_goes_on_when_its_server_was_killed_and_another_came(browser: Any, tmp_path: Path) -> None:
