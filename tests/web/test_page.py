@@ -339,7 +339,8 @@ def test_the_help_sheet_lists_the_keys(page: Any, recorded: str) -> None:
     assert sheet.get_by_text("break on the selected layer").is_visible()
     page.keyboard.press("Escape")
     until(page, lambda: not sheet.is_visible())
-    page.keyboard.press("/")
+    focused = "document.activeElement.matches('[data-search]')"
+    until(page, lambda: page.evaluate(focused) or page.keyboard.press("/"))  # the sheet goes a moment after Escape
     page.keyboard.type("p")  # into the search: no key of ours
     page.get_by_text("no layer has").or_(page.get_by_label("Search a layer")).first.wait_for()
     assert page.get_by_label("Search a layer").input_value() == "p"

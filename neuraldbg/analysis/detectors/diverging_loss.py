@@ -19,7 +19,7 @@ def diverging_loss(evidence: Evidence) -> Iterator[Finding]:
     """The loss rises well above its start.
 
     Finds: a loss whose last values lie at more than twice its first ones, and outside their noise; or at ten times the
-    very first, which it never came back to.
+    very first, after a thousand times it.
     Why it matters: the run moves away from what it was asked for.
     Decides by: medians of the first and the last values; values that are not finite belong to nan_loss and inf_loss.
     Usual cures: see the cause beside it: most often the step size, the sign of the loss, or its scale.
@@ -33,7 +33,7 @@ def diverging_loss(evidence: Evidence) -> Iterator[Finding]:
     width = max(3, len(values) // 10)
     first, last = float(np.median(values[:width])), float(np.median(values[-width:]))
     rise = last - first
-    apart = values[0] > 0 and last > BLOWN_UP * values[0] and values.min() >= values[0]  # it never came back
+    apart = values[0] > 0 and last > BLOWN_UP * values[0] and values.max() > BLOWN_UP**3 * values[0]
     if rise <= max(abs(first), 4 * noise_of(values)) and not apart:
         return
     first = float(values[0]) if rise <= 0 else first
