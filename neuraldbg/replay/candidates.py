@@ -70,7 +70,7 @@ def candidates(findings: Iterable[Mapping[str, Any]], most: int = 3) -> list[lis
 
 def _doses(kind: str, evidence: Mapping[str, Any]) -> tuple[str, ...]:
     """The usual ones, and what the run's own numbers say."""
-    accumulated = evidence.get("backwards_per_update") or evidence.get("backwards per update")
+    accumulated = evidence.get("backwards_per_update")
     if kind == "gradient_accumulation_not_scaled" and isinstance(accumulated, int | float) and accumulated > 1:
         return (f"loss_over {accumulated:g}",)
     return CURES.get(kind, ())

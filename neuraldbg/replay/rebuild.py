@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.origin.rerun import as_it_was, unseen
-from neuraldbg.capture.torch.passes import KeptTensor, RngState, _as_recorded, _give, map_leaves, output_digest, tensors
+from neuraldbg.capture.torch.passes import RngState, output_digest, tensors
 from neuraldbg.capture.torch.recording.taking import Recording, state_of
 from neuraldbg.capture.torch.recording.tape import (
     Entry,
@@ -97,16 +97,15 @@ class Rebuilder:
 
     def _pass(self, taped: TapedPass, made: Rebuilt, layers: Mapping[str, nn.Module]) -> None:
         root, entry = taped.root(), taped.entry()
-        if taped.refused is not None or root is None or entry is None or not taped.record.intact:
-            why = taped.refused or "the model is gone" if root is None else taped.refused
-            raise NotRecorded(f"step {taped.step} cannot be made again: {why or 'an input was written to since'}")
-        record = taped.record
-        with ExitStack() as around, _as_recorded(record, root):
+        if root is None or entry is None:
+            raise NotRecorded(f"step {taped.step} cannot be made again: the model is gone")
+        if taped.refused is not None or not taped.record.intact:
+            why = taped.refused or "an input was written to since"
+            raise NotRecorded(f"step {taped.step} cannot be made again: {why}")
+        with ExitStack() as around:
             for name, layer in layers.items():
                 around.enter_context(_watching(layer, made.seen[name]))
-            args = map_leaves(record.args, KeptTensor, _give)
-            kwargs = map_leaves(record.kwargs, KeptTensor, _give)
-            outputs = entry(*args, **kwargs)
+            outputs = taped.record.rerun(entry, root)
         if taped.digest:
             _compare(made, taped.step, output_digest(outputs) == taped.digest)
         if taped.arrived:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from neuraldbg.dsl.build.torch_model import Built, build
+from neuraldbg.dsl.build.built import Built
+from neuraldbg.dsl.build.torch_model import build
 from neuraldbg.dsl.graph import Graph
 from neuraldbg.dsl.train.synthetic import synthesize
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from neuraldbg.dsl import parse
-from neuraldbg.dsl.build.torch_model import Built, build
+from neuraldbg.dsl.build.built import Built
+from neuraldbg.dsl.build.torch_model import build
 from neuraldbg.dsl.check import check
 
 

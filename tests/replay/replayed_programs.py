@@ -307,7 +307,7 @@ def frozen_part(truth: Truth) -> None:
         x, y = batch()
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
-        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        nn.utils.clip_grad_value_(parameters=model.parameters(), clip_value=0.01)
         optimizer.step()
 
 

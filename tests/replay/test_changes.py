@@ -106,7 +106,8 @@ def test_a_clip_of_the_script_only_measures(make: Callable[[str], None]) -> None
     model, _ = line()
     model(torch.ones(2, 3)).sum().backward()
     before = model.weight.grad.clone()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=1e-3)
+    nn.utils.clip_grad_norm_(parameters=model.parameters(), max_norm=1e-3)
     assert torch.equal(model.weight.grad, before)
     assert float(norm) == pytest.approx(float(torch.sqrt(sum(p.grad.square().sum() for p in model.parameters()))))
 

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
+from neuraldbg.dsl.build.built import Built
 from neuraldbg.dsl.build.code import Code, block_source
 from neuraldbg.dsl.build.keras_model import KerasModelCode
 from neuraldbg.dsl.build.keras_training import KerasTrainingCode
 from neuraldbg.dsl.build.model_code import class_name
 from neuraldbg.dsl.graph import Graph
 from neuraldbg.dsl.losses import Loss
-from neuraldbg.dsl.settings import Plan, plan_of
+from neuraldbg.dsl.settings import plan_of
 from neuraldbg.errors import BackendMissing
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # TensorFlow tells of every missing GPU library otherwise
-
-
-@dataclass(frozen=True)
-class KerasBuilt:
-    """A network that can run. `make()` gives a fresh model, `train(model, inputs, targets, ...)` trains it."""
-
-    graph: Graph
-    plan: Plan
-    loss: Loss
-    namespace: dict[str, Any]
-
-    def make(self) -> Any:
-        return self.namespace[class_name(self.graph.network.name)]()
-
-    @property
-    def train(self) -> Any:
-        return self.namespace["train"]
 
 
 def use_backend(name: str) -> None:
@@ -48,7 +31,7 @@ def use_backend(name: str) -> None:
     os.environ["KERAS_BACKEND"] = name
 
 
-def build_keras(graph: Graph, filename: str = "<text>", *, backend: str = "tensorflow") -> KerasBuilt:
+def build_keras(graph: Graph, filename: str = "<text>", *, backend: str = "tensorflow") -> Built:
     """Compile a network. Imports keras, which imports its backend."""
     plan = plan_of(graph.network)[0]
     model, training = KerasModelCode(graph), KerasTrainingCode(graph, plan)
@@ -64,7 +47,7 @@ def build_keras(graph: Graph, filename: str = "<text>", *, backend: str = "tenso
     path = os.path.abspath(filename) if not filename.startswith("<") else filename
     namespace: dict[str, Any] = {"__name__": "neural_model", "__file__": path}
     exec(code.compiled(path, graph.network.line), namespace)
-    return KerasBuilt(graph, plan, training.loss, namespace)
+    return Built(graph, plan, training.loss, namespace)
 
 
 def keras_script(graph: Graph, file: str, backend: str = "tensorflow") -> str:

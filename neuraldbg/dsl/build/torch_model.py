@@ -6,32 +6,15 @@ What runs is what `neural compile` writes; only the lines differ: compiled here,
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
+from neuraldbg.dsl.build.built import Built
 from neuraldbg.dsl.build.code import Code, block_source
 from neuraldbg.dsl.build.model_code import ModelCode, class_name
 from neuraldbg.dsl.build.training_code import TrainingCode, task_loss
 from neuraldbg.dsl.graph import Graph
 from neuraldbg.dsl.losses import Loss
 from neuraldbg.dsl.settings import Plan, plan_of
-
-
-@dataclass(frozen=True)
-class Built:
-    """A network that can run. `make()` gives a fresh model, `train(model, batches, ...)` trains it."""
-
-    graph: Graph
-    plan: Plan
-    loss: Loss
-    namespace: dict[str, Any]
-
-    def make(self) -> Any:
-        return self.namespace[class_name(self.graph.network.name)]()
-
-    @property
-    def train(self) -> Any:
-        return self.namespace["train"]
 
 
 def build(graph: Graph, filename: str = "<text>") -> Built:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from neuraldbg.dsl.build.keras_script import KerasBuilt
+from neuraldbg.dsl.build.built import Built
 from neuraldbg.dsl.train.loop import Bar, Options, Say, Trained
 from neuraldbg.dsl.train.samples import Array, Samples
 
 
-def train_keras(built: KerasBuilt, samples: Samples, options: Options, say: Say) -> Trained:
+def train_keras(built: Built, samples: Samples, options: Options, say: Say) -> Trained:
     import keras
 
     if (options.device or built.graph.network.device or "cpu").lower() not in ("cpu", "auto"):
@@ -56,7 +56,7 @@ def _in_order(logs: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(name, logs[name]) for name in names if name != "learning_rate"]
 
 
-def _split(built: KerasBuilt, samples: Samples, options: Options, size: int) -> tuple[tuple[Any, Array], Any]:
+def _split(built: Built, samples: Samples, options: Options, size: int) -> tuple[tuple[Any, Array], Any]:
     held = min(int(len(samples) * built.plan.validation_split), len(samples) - 1)
     order = np.random.default_rng(options.seed).permutation(len(samples))
     kept = order[held:][: None if options.steps is None else options.steps * size]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuraldbg.dsl.build.torch_model import Built
+from neuraldbg.dsl.build.built import Built
 from neuraldbg.dsl.train.samples import Samples
 
 Say = Callable[[str], None]

@@ -97,11 +97,9 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 @change("relu", "relu", "puts ReLU in the place of inner sigmoid and tanh")
 def relu(place: Place, _: float | None) -> None:
-    torch, nn = place.torch, place.torch.nn
+    torch = place.torch
     swap = _Swap(place)
     place.passes.leaving.append(swap.see_output)
-    for kind in (nn.Sigmoid, nn.Tanh):
-        place.patches.replace(kind, "forward", swap.instead_of_module(kind.forward))
     for owner, name in ((torch, "sigmoid"), (torch, "tanh"), (torch.Tensor, "sigmoid"), (torch.Tensor, "tanh")):
         place.patches.replace(owner, name, swap.instead_of(getattr(owner, name)))
 
@@ -131,7 +129,3 @@ class _Swap:
     def instead_of(self, real: Callable[..., Any]) -> Callable[..., Any]:
         relu = self._place.torch.relu
         return lambda x, *args, **kwargs: relu(x) if self._swaps() else real(x, *args, **kwargs)
-
-    def instead_of_module(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """The real forward calls `torch.sigmoid`, which is swapped where it has to be."""
-        return lambda module, x: real(module, x)

@@ -97,7 +97,7 @@ def clip(place: Place, amount: float | None) -> None:
 def clip_off(place: Place, _: float | None) -> None:
     utils = place.torch.nn.utils.clip_grad
 
-    def only_measures(parameters: Any, _: Any, norm_type: float = 2.0, *__: Any, **___: Any) -> Any:
+    def only_measures(parameters: Any, max_norm: Any = None, norm_type: float = 2.0, **_: Any) -> Any:  # noqa: ARG001
         tensors = [parameters] if isinstance(parameters, place.torch.Tensor) else list(parameters)
         return utils._get_total_norm([each.grad for each in tensors if each.grad is not None], norm_type)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -85,26 +85,31 @@ class KeptGraphs:
     def _holder(self) -> dict[str, Any] | None:
         """The variable, list or attribute with the most graphs in it."""
         best: tuple[tuple[bool, int], dict[str, Any] | None] = ((False, 0), None)
-        seen: set[int] = set()
-        for frame in self.core.recorder.frames.user_frames(2):
-            scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
-            for scope in scopes:
-                for name, value in list(scope.items()):
-                    if name.startswith("__") or id(value) in seen:
-                        continue
-                    seen.add(id(value))
-                    for where, what in places(name, value):
-                        found = attempt(partial(_graphs_in, what)) or 0
-                        rank = (not isinstance(what, Tensor), found)  # a list before what was computed from it
-                        if found > 1 and rank > best[0]:
-                            best = rank, {"name": where, "graphs": found, "kind": type(what).__name__, "frame": frame}
+        for frame, where, what in held_by_the_user(self.core.recorder.frames.user_frames(2)):
+            found = attempt(partial(_graphs_in, what)) or 0
+            rank = (not isinstance(what, Tensor), found)  # a list before what was computed from it
+            if found > 1 and rank > best[0]:
+                best = rank, {"name": where, "graphs": found, "kind": type(what).__name__, "frame": frame}
         if best[1] is not None:
             frame = best[1].pop("frame")
             best[1]["source"] = attempt(partial(growing_line, self.core.recorder.frames, frame, best[1]["name"]))
         return best[1]
 
 
-def places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def held_by_the_user(frames: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
+    """Every variable in sight once, and what stands in it: the frame, where, and the value."""
+    seen: set[int] = set()
+    for frame in frames:
+        scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
+        for scope in scopes:
+            for name, value in list(scope.items()):
+                if name.startswith("__") or id(value) in seen:
+                    continue
+                seen.add(id(value))
+                yield from ((frame, where, what) for where, what in _places(name, value))
+
+
+def _places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A variable and, of the user's own objects, their attributes."""
     yield name, value
     if type(value) is dict and len(value) <= 64:

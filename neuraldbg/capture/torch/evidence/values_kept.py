@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.resources import device_bytes, host_allocated_bytes, rss_bytes
 from neuraldbg.capture.torch.core import now_ns
-from neuraldbg.capture.torch.evidence.graphs_kept import places
+from neuraldbg.capture.torch.evidence.graphs_kept import held_by_the_user
 from neuraldbg.capture.torch.growing import growing_line
 
 if TYPE_CHECKING:
@@ -54,18 +55,10 @@ class KeptValues:
         return {name: size for name, _, _, size in self._containers()}
 
     def _containers(self) -> Iterator[tuple[str, Any, Any, Size]]:
-        seen: set[int] = set()
-        for frame in self.core.recorder.frames.user_frames(2):
-            scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
-            for scope in scopes:
-                for name, value in list(scope.items()):
-                    if name.startswith("__") or id(value) in seen:
-                        continue
-                    seen.add(id(value))
-                    for where, what in places(name, value):
-                        size = attempt(lambda what=what: _size_of(what))  # type: ignore[misc]
-                        if size is not None:
-                            yield where, what, frame, size
+        for frame, where, what in held_by_the_user(self.core.recorder.frames.user_frames(2)):
+            size = attempt(partial(_size_of, what))
+            if size is not None:
+                yield where, what, frame, size
 
     def _write(self) -> None:
         holders = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -135,14 +135,15 @@ class Recording:
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if core.on and core.local.in_step is None:
-                parameters, amounts = read(*args, **kwargs)
-                args = (parameters, *args[1:]) if name.startswith("clip") else args
-                note(name, parameters, amounts)
+                if name.startswith("clip"):  # the parameters may come out of a generator, which is read once
+                    args, kwargs = _listed(args, kwargs)
+                note(name, read, args, kwargs)
             return original(*args, **kwargs)
 
         return call
 
-    def _note(self, name: str, parameters: list[Any], amounts: tuple[Any, ...]) -> None:
+    def _note(self, name: str, read: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parameters, amounts = read(*args, **kwargs)
         self._known_change = True
         refs = tuple(weakref.ref(each) for each in parameters)
         self.tape.add(TapedCall(self.core.recorder.step, name, refs, amounts))
@@ -209,6 +210,13 @@ def _settings(optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
 def _mark(parameter: Tensor) -> tuple[int, int]:
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)
+
+
+def _listed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    given = args[0] if args else kwargs.get("parameters")
+    if isinstance(given, Tensor) or not isinstance(given, Iterable):
+        return args, kwargs
+    return ((list(given), *args[1:]), kwargs) if args else (args, {**kwargs, "parameters": list(given)})
 
 
 def _clipped(parameters: Any, *args: Any, **kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:

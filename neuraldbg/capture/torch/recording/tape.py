@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from neuraldbg.capture.torch.passes import KeptTensor, PassRecord, leaves
@@ -149,5 +150,5 @@ def size_of(tensors: Any) -> int:
 def record_bytes(record: PassRecord) -> int:
     kept = [leaf.tensor for leaf in leaves((record.args, record.kwargs), KeptTensor)]
     return (
-        size_of(each for each in (*kept, *record.buffers.values()) if str(each.layout) == "torch.strided") + 12_000
+        size_of(each for each in (*kept, *record.buffers.values()) if each.layout == torch.strided) + 12_000
     )  # generators
