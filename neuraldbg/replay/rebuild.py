@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,12 +73,23 @@ class Rebuilder:
         made = Rebuilt(step, {name: Seen() for name in asked}, state.step)
         with unseen(self._recording.core), self._everything_kept(state):
             _load(state)
-            for entry in self._tape.between(state.step, known[1]):
+            entries = self._tape.after(state)
+            for entry in entries:
                 if entry.step > step and not self._awaited(step):
+                    self._prove(itertools.chain([entry], entries), made)
                     break
                 self._again(entry, made, asked if entry.step == step else {})
             self._outputs.clear()
         return made
+
+    def _prove(self, entries: Iterator[Entry], made: Rebuilt) -> None:
+        """The passes after the step: of large models not every gradient is hashed, but a wrong one has moved its
+        parameter to where these passes are not what they were."""
+        for entry in entries:
+            if isinstance(entry, TapedUpdate):
+                return
+            if isinstance(entry, TapedPass) and entry.refused is None and entry.record.intact:
+                self._pass(entry, made, {})
 
     def _awaited(self, step: int) -> bool:
         """Whether gradients of a pass of the step come later, as those of a generator do."""
@@ -102,6 +114,7 @@ class Rebuilder:
         if taped.refused is not None or not taped.record.intact:
             why = taped.refused or "an input was written to since"
             raise NotRecorded(f"step {taped.step} cannot be made again: {why}")
+        set_trainable(root, taped.trainable)
         with ExitStack() as around:
             for name, layer in layers.items():
                 around.enter_context(_watching(layer, made.seen[name]))
@@ -115,7 +128,7 @@ class Rebuilder:
         """All passes that this backward went through, at once: sums are made in the order they were made in."""
         given, arriving = [], []
         for one, outputs in self._outputs.items():
-            for slot, gradient in one.arrived.get(taped.number, {}).items():
+            for slot, gradient in one.arrived.get(taped.backward, {}).items():
                 given.append(outputs[slot])
                 arriving.append(gradient.clone())
         if given:
@@ -123,7 +136,7 @@ class Rebuilder:
                 for output, came in zip(given, arriving, strict=True):
                     around.enter_context(_as_it_came(output, came))
                 torch.autograd.backward(given, arriving, retain_graph=True)
-        for one in [one for one in self._outputs if max(one.arrived) <= taped.number]:
+        for one in [one for one in self._outputs if max(one.arrived) <= taped.backward]:
             del self._outputs[one]
 
     def _update(self, taped: TapedUpdate, made: Rebuilt, layers: Mapping[str, nn.Module]) -> None:
@@ -155,17 +168,19 @@ class Rebuilder:
         optimizers += [one for one in self._recording.optimizers if one not in optimizers]
         values = [p.detach().clone() for p in parameters]
         gradients = [p.grad for p in parameters]
+        trainable = [(root, [p.requires_grad for p in each_parameter(root)]) for root in self._tape.roots]
         states = [(one, state_of(one)) for one in optimizers]
-        roots = {id(root): root for root in self._roots()}
         generators = RngState.take()
         try:
             with ExitStack() as around:
-                for root in roots.values():
+                for root in self._tape.roots:
                     around.enter_context(as_it_was(root))
                 for p in parameters:
                     p.grad = None
                 yield
         finally:
+            for root, flags in trainable:
+                set_trainable(root, flags)
             with torch.no_grad():
                 for p, value, gradient in zip(parameters, values, gradients, strict=True):
                     p.data.copy_(value)
@@ -174,11 +189,16 @@ class Rebuilder:
                 put_state(one, kept)
             generators.restore()
 
-    def _roots(self) -> Iterator[nn.Module]:
-        for entry in self._tape.entries:
-            root = entry.root() if isinstance(entry, TapedPass) else None
-            if root is not None:
-                yield root
+
+def each_parameter(root: nn.Module) -> Iterator[nn.Parameter]:
+    """Module by module, as a recording lists them."""
+    return (p for module in root.modules() for p in module._parameters.values() if p is not None)
+
+
+def set_trainable(root: nn.Module, flags: Sequence[bool]) -> None:
+    for parameter, flag in zip(each_parameter(root), flags, strict=False):
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
 
 
 def _load(state: State) -> None:
