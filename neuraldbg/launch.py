@@ -45,6 +45,7 @@ class Request:
     budget: str = "1%"
     layers: tuple[str, ...] = ()
     max_disk_bytes: int = 2_000_000_000
+    record_bytes: int = 0  # that a recording of every step may take; 0: none is made
     export: Path | None = None
     json: bool = False
     live: bool = True
@@ -147,6 +148,7 @@ def _plan(run_dir: Path, share: float | None, request: Request, *, resources: bo
         arm_step=request.arm_nan,
         focus=tuple(request.settings.get("focus", ())),
         resources=resources,
+        record_bytes=request.record_bytes,
     )
 
 

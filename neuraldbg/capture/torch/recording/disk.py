@@ -7,6 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuraldbg.capture.torch.recording.names import Names
-from neuraldbg.capture.torch.recording.spool import Item, Spool
+from neuraldbg.capture.torch.recording.spool import FOLDER, Item, Spool
+from neuraldbg.capture.torch.recording.taking import Recording
 from neuraldbg.capture.torch.recording.tape import (
     DEFAULT_BYTES,
     EVERY,
@@ -212,3 +214,10 @@ class DiskTape:
         self._over = True
         self._wake.set()
         self._thread.join(PATIENCE_S)
+
+
+def record_to_disk(capture: Any, run_dir: Path, limit_bytes: int) -> Recording:
+    """Of a capture that has just begun."""
+    recorder = capture.core.recorder
+    tape = DiskTape(run_dir / FOLDER, limit_bytes, say=partial(recorder.note, "warning"))
+    return Recording(capture.core, capture.patches, tape)

@@ -198,9 +198,7 @@ def _told_record(record: PassRecord, encoder: Encoder, generators: Generators) -
         "rng": generators.told(record.rng),
         "training": _bits(record.training),
         "buffers": {name: encoder.tensor(buffer) for name, buffer in record.buffers.items()},
-        "autocast": [
-            [one.device_type, one.enabled, str(one.dtype).removeprefix("torch.")] for one in record.autocast
-        ],
+        "autocast": [[one.device_type, one.enabled, str(one.dtype).removeprefix("torch.")] for one in record.autocast],
         "grad": record.grad_enabled,
         "args": encoder.value(record.args),
         "kwargs": encoder.value(record.kwargs),
