@@ -115,6 +115,7 @@ class Rebuilder:
             why = taped.refused or "an input was written to since"
             raise NotRecorded(f"step {taped.step} cannot be made again: {why}")
         set_trainable(root, taped.trainable)
+        torch.clear_autocast_cache()  # weights have moved since
         with ExitStack() as around:
             for name, layer in layers.items():
                 around.enter_context(_watching(layer, made.seen[name]))

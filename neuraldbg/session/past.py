@@ -27,18 +27,13 @@ def start_recording(capture: Any) -> Recording:
 
 def made_again(recording: Recording, capture: Any, site: Site, step: int, what: str) -> tuple[Any, str]:
     """The tensor, and the words that say whether it is proved to be the one of that step."""
+    from neuraldbg.replay.answering import tensors_of
     from neuraldbg.replay.rebuild import Rebuilder
 
     layer = _module(capture, site)
     made = Rebuilder(recording).step(step, {site.path: layer})
     seen = made.seen[site.path]
-    found = {
-        "output": seen.outputs[-1] if seen.outputs else None,
-        "input": seen.inputs[-1] if seen.inputs else None,
-        "gradient": seen.gradients[max(seen.gradients)] if seen.gradients else None,
-        "weight": seen.weight,
-        "weight_gradient": seen.weight_gradient,
-    }[what]
+    found = tensors_of(seen)[what]
     if found is None:
         raise NotRecorded(f"{site.path!r} has no {what.replace('_', ' ')} at step {step}")
     return found, made.proof

@@ -84,6 +84,9 @@ class DiskTape:
 
     def add(self, entry: Entry) -> None:
         entry.number, self.count = self.count, self.count + 1
+        root = entry.root() if isinstance(entry, TapedPass) else None
+        if root is not None:
+            self.names.model(root, entry.site)  # type: ignore[union-attr]
         if not self._open:
             return
         told: dict[str, Any] = {"n": entry.number, "step": entry.step}

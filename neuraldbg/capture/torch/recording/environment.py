@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 MOST_FILES: Final = 500
 LARGEST_FILE: Final = 2_000_000  # bytes
 _TOLD: Final = {  # key -> what it is called
@@ -23,6 +21,8 @@ _TOLD: Final = {  # key -> what it is called
 
 
 def environment(folder: Path) -> dict[str, Any]:
+    import torch
+
     device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     return {
         "torch": str(torch.__version__),

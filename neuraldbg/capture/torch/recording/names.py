@@ -26,13 +26,13 @@ class Names:
         self._sizes: dict[int, int] = {}
         self.changed = False  # since somebody last wrote it down
 
-    def model(self, root: nn.Module) -> int:
+    def model(self, root: nn.Module, site: int = -1) -> int:
         known = self._model.get(root)
         if known is not None:
             return known[0]
         number = len(self.models)
         self._model[root] = [number]
-        self.models.append(describe_model(root))
+        self.models.append({**describe_model(root), "site": site})
         for path, parameter in root.named_parameters():
             if parameter not in self._parameter:
                 self._parameter[parameter] = f"m{number}:{path}"

@@ -94,7 +94,7 @@ class Recording:
         training, trainable, buffers = self._around(root)
         record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
         taped = TapedPass(one.step, weakref.ref(root), weakref.ref(entry), record, refused=refused)
-        taped.path, taped.trainable = one.entry.path, trainable
+        taped.path, taped.site, taped.trainable = one.entry.path, one.model.site, trainable
         taped.bytes = record_bytes(record)
         self._running[one.id] = taped
         self.tape.add(taped)

@@ -32,6 +32,7 @@ class TapedPass:
     bytes: int = 0
     number: int = -1  # of the entry, in the order of the training
     path: str = ""  # of the entry in the root
+    site: int = -1  # of the model, in the trace
     trainable: tuple[bool, ...] = ()  # requires_grad of every parameter, module by module
 
 
