@@ -6,17 +6,19 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.origin.rerun import as_it_was, unseen
 from neuraldbg.capture.torch.passes import RngState, output_digest, tensors
-from neuraldbg.capture.torch.recording.taking import Recording, state_of
+from neuraldbg.capture.torch.recording.taking import state_of
 from neuraldbg.capture.torch.recording.tape import (
     Entry,
     State,
+    Tape,
     TapedBackward,
     TapedCall,
     TapedPass,
@@ -55,12 +57,22 @@ class Rebuilt:
         return "proved identical" if self.checked else "not proved: nothing of it could be hashed"
 
 
+class Source(Protocol):
+    """What a step is made again from: a recording under way, or one that was read back."""
+
+    core: Core
+    optimizers: Any
+
+    @property
+    def tape(self) -> Any: ...
+
+
 class Rebuilder:
     """Works in the live process, between two steps; everything it touches is as before afterwards."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Source) -> None:
         self._recording = recording
-        self._tape = recording.tape
+        self._tape: Tape = recording.tape
         self._outputs: dict[TapedPass, list[Tensor]] = {}
 
     def step(self, step: int, layers: Mapping[str, nn.Module] | None = None) -> Rebuilt:

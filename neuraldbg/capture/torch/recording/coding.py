@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +86,8 @@ class Decoder:
             indices, values = (self.tensor(part) for part in told["coo"])
             return torch.sparse_coo_tensor(indices, values, told["size"], is_coalesced=told["coalesced"])
         if "csr" in told:
-            return torch.sparse_csr_tensor(*(self.tensor(part) for part in told["csr"]), size=told["size"])
+            rows, columns, values = (self.tensor(part) for part in told["csr"])
+            return torch.sparse_csr_tensor(rows, columns, values, told["size"])
         found = self._tensors[told["tensor"]]
         return found.to(told["device"]) if "device" in told else found
 
@@ -168,4 +168,4 @@ def generators_from(told: dict[str, Any], decoder: Decoder) -> RngState:
         keys, *rest = told["numpy"]
         numpy = ("MT19937", decoder.tensor(keys).numpy().astype("uint32"), *rest)
     cuda = tuple(decoder.tensor(each) for each in told["cuda"]) if "cuda" in told else None
-    return RngState(decoder.tensor(told["torch"]).clone(), python or random.getstate(), numpy, cuda)
+    return RngState(decoder.tensor(told["torch"]).clone(), python, numpy, cuda)

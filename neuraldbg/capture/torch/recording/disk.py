@@ -29,7 +29,7 @@ from neuraldbg.capture.torch.recording.tape import (
     size_of,
 )
 
-STATE_SHARE: Final = 0.004  # of the run's time that states may take: where they are dear they are taken more rarely
+STATE_SHARE: Final = 0.004  # of the CPU time that states may take: where they are dear they are taken more rarely
 FLUSH_BYTES: Final = 16 * 2**20
 ENTRY_BYTES: Final = 500  # of an entry without tensors
 PATIENCE_S: Final = 60.0
@@ -80,7 +80,7 @@ class DiskTape:
         if not self._open or self._stale:
             return True
         cost = self._state_cost + self._spool.state_cost_s
-        return updates >= EVERY and (time.monotonic() - self._state_at) * self._share >= cost
+        return updates >= EVERY and (time.process_time() - self._state_at) * self._share >= cost
 
     def add(self, entry: Entry) -> None:
         entry.number, self.count = self.count, self.count + 1
@@ -149,7 +149,6 @@ class DiskTape:
         self.names.optimizer(optimizer)
 
     def add_state(self, state: State) -> None:
-        began = time.monotonic()
         state.at = self.count
         tensors: dict[str, Tensor] = {}
         for (ref, value), (_, gradient) in zip(state.parameters, state.gradients, strict=True):
@@ -167,8 +166,7 @@ class DiskTape:
         self._open, self._stale = True, False
         if self._put(Item({"kind": "state", "at": state.at, "step": state.step, "kept": kept}, tensors), state.bytes):
             self._states = [*self._states[-3:], state.at]
-        self._state_at = time.monotonic()
-        self._state_cost = state.taken_s + self._state_at - began
+        self._state_at, self._state_cost = time.process_time(), state.taken_s
 
     def _put(self, item: Item, size: int = 0) -> bool:
         item.bytes = size + ENTRY_BYTES

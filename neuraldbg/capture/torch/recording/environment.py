@@ -28,7 +28,7 @@ def environment(folder: Path) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "python": ".".join(map(str, sys.version_info[:2])),
         "machine": platform.machine(),
-        "capability": torch.backends.cpu.get_cpu_capability(),  # type: ignore[no-untyped-call]
+        "capability": torch.backends.cpu.get_cpu_capability(),
         "device": device,
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),

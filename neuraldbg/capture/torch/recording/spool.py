@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from neuraldbg.capture.guard import attempt_or_why
 from neuraldbg.capture.torch.passes import KeptTensor, PassRecord, leaves
 from neuraldbg.capture.torch.recording import tensorfile
 from neuraldbg.capture.torch.recording.coding import Encoder, Generators, Unwritable
@@ -59,6 +60,7 @@ class Spool:
         self._models: list[Piece] = []
         self._made = False
         self._environment: dict[str, Any] = {}
+        self._cwd = Path.cwd()  # the script may go elsewhere
 
     @property
     def bytes(self) -> int:
@@ -67,17 +69,19 @@ class Spool:
     def take(self, items: list[Item], names: Names) -> None:
         if self.failed or not items:
             return
-        try:
-            if not self._made:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._made = True
-            if names.changed:
-                self._write_names(names)
-            self._take(items)
-            self._stay_within()
-        except Exception as error:  # noqa: BLE001  a thread of our own: nobody else could say it
-            self.failed = str(error) or type(error).__name__
-            self._say(f"recording has stopped: {type(error).__name__}: {error}; training continues")
+        _, why = attempt_or_why(lambda: self._take_all(items, names))
+        if why is not None:
+            self.failed = why
+            self._say(f"recording has stopped: {why}; training continues")
+
+    def _take_all(self, items: list[Item], names: Names) -> None:
+        if not self._made:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._made = True
+        if names.changed:
+            self._write_names(names)
+        self._take(items)
+        self._stay_within()
 
     def close(self, names: Names) -> None:
         if self._made and not self.failed:
@@ -91,7 +95,7 @@ class Spool:
     def _write_names(self, names: Names) -> None:
         names.changed = False
         if not self._environment:
-            self._environment = environment(Path.cwd())
+            self._environment = environment(self._cwd)
         told = {
             "version": VERSION,
             "models": names.models,

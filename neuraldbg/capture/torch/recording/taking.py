@@ -235,7 +235,7 @@ class Recording:
     def _take_state(self) -> None:
         """As it is before the next pass."""
         self._since_state = 0
-        began = time.monotonic()
+        began = time.thread_time()
         parameters = {id(p): p for _, p in self.core.tree.trainable()}
         for optimizer in self.optimizers:
             parameters.update((id(p), p) for p in owned(optimizer))
@@ -247,7 +247,7 @@ class Recording:
         held = [each for _, one in optimizers for entry in one.values() for each in entry.values()]
         state.bytes = size_of(value for _, value in values) + size_of(each for each in held if isinstance(each, Tensor))
         state.bytes += size_of(each for _, each in gradients if each is not None)
-        state.taken_s = time.monotonic() - began
+        state.taken_s = time.thread_time() - began
         self.tape.add_state(state)
 
 

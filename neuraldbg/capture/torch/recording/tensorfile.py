@@ -69,7 +69,7 @@ def _bytes_of(tensor: Tensor) -> Any:
         return b""
     flat = tensor.detach().cpu()
     flat = torch.as_strided(flat, (flat.numel(),), (1,)) if layout_of(flat) else flat.contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def layout_of(tensor: Tensor) -> list[int] | None:
