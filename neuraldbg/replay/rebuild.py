@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.origin.rerun import as_it_was, unseen
 from neuraldbg.capture.torch.passes import RngState, output_digest, tensors
+from neuraldbg.capture.torch.recording.losses import Remade
 from neuraldbg.capture.torch.recording.taking import state_of
 from neuraldbg.capture.torch.recording.tape import (
     Entry,
@@ -113,7 +114,7 @@ class Rebuilder:
         if isinstance(entry, TapedPass):
             self._pass(entry, made, layers)
         elif isinstance(entry, TapedBackward):
-            self._backward(entry)
+            self._backward(entry, made)
         elif isinstance(entry, TapedCall):
             _call(entry)
         else:
@@ -137,13 +138,13 @@ class Rebuilder:
         if taped.arrived:
             self._outputs[taped] = [each for each in tensors(outputs) if each.requires_grad]
 
-    def _backward(self, taped: TapedBackward) -> None:
+    def _backward(self, taped: TapedBackward, made: Rebuilt) -> None:
         """All passes that this backward went through, at once: sums are made in the order they were made in."""
         given, arriving = [], []
         for one, outputs in self._outputs.items():
             for slot, gradient in one.arrived.get(taped.backward, {}).items():
                 given.append(outputs[slot])
-                arriving.append(gradient.clone())
+                arriving.append(_arrived(gradient, outputs[slot], taped.step, made))
         if given:
             with ExitStack() as around:
                 for output, came in zip(given, arriving, strict=True):
@@ -298,6 +299,14 @@ def _look_at_weight(layer: nn.Module, seen: Seen) -> None:
     if weight is not None and seen.weight is None:
         seen.weight = weight.detach().clone()
         seen.weight_gradient = None if weight.grad is None else weight.grad.detach().clone()
+
+
+def _arrived(gradient: Tensor | Remade, output: Tensor, step: int, made: Rebuilt) -> Tensor:
+    if isinstance(gradient, Tensor):
+        return gradient.clone()
+    again, same = gradient.gradient(output)
+    _compare(made, step, same)
+    return again
 
 
 def _compare(made: Rebuilt, step: int, same: bool) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from neuraldbg.capture.torch.passes import Autocast, KeptTensor, PassRecord
 from neuraldbg.capture.torch.recording import tensorfile
 from neuraldbg.capture.torch.recording.coding import Decoder, Unwritable, generators_from
+from neuraldbg.capture.torch.recording.losses import Loss, Remade, loss_from
 from neuraldbg.capture.torch.recording.names import describe_model, describe_optimizer, difference
 from neuraldbg.capture.torch.recording.spool import END_FILE, FOLDER, NAMES_FILE, VERSION
 from neuraldbg.capture.torch.recording.tape import (
@@ -182,6 +183,7 @@ class _Reading:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._passes: dict[int, TapedPass] = {}
+        self._losses: dict[int, Loss] = {}  # by backward
 
     def entry(self, told: Told, decoder: Decoder) -> Entry | None:
         kind = told["kind"]
@@ -190,10 +192,12 @@ class _Reading:
         if kind == "ended" and told["pass"] in self._passes:
             self._passes[told["pass"]].digest = told["digest"]
         elif kind == "arrived" and told["pass"] in self._passes:
-            gradient = decoder.value(told["gradient"])
+            loss = self._losses.get(told["backward"])
+            known = "gradient" in told
+            gradient = decoder.value(told["gradient"]) if known else Remade(loss, told["digest"])  # type: ignore[arg-type]
             self._passes[told["pass"]].arrived.setdefault(told["backward"], {})[told["slot"]] = gradient
         elif kind == "backward":
-            return TapedBackward(told["step"], told["number"], number=told["n"])
+            return self._backward(told, decoder)
         elif kind == "call":
             return self._call(told, decoder)
         elif kind == "update":
@@ -215,6 +219,13 @@ class _Reading:
         taped.trainable = tuple(flag == "1" for flag in told.get("trainable", ""))
         self._passes[told["n"]] = taped
         return taped
+
+    def _backward(self, told: Told, decoder: Decoder) -> TapedBackward:
+        loss = loss_from(decoder.value(told.get("loss")))
+        if loss is not None:
+            self._losses[told["number"]] = loss
+        value = decoder.value(told.get("value"))
+        return TapedBackward(told["step"], told["number"], number=told["n"], value=value, loss=loss)
 
     def _call(self, told: Told, decoder: Decoder) -> TapedCall:
         held = [None if key is None else self._objects.parameter(key) for key in told["of"]]

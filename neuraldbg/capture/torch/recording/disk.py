@@ -14,12 +14,14 @@ from typing import Any, Final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from neuraldbg.capture.torch.recording.losses import Remade, told_loss
 from neuraldbg.capture.torch.recording.names import Names
 from neuraldbg.capture.torch.recording.spool import FOLDER, Item, Spool
 from neuraldbg.capture.torch.recording.taking import Recording
 from neuraldbg.capture.torch.recording.tape import (
     DEFAULT_BYTES,
     EVERY,
+    Arrived,
     Entry,
     State,
     TapedBackward,
@@ -93,7 +95,10 @@ class DiskTape:
         if isinstance(entry, TapedPass):
             self._add_pass(entry, told)
         elif isinstance(entry, TapedBackward):
-            self._put(Item({"kind": "backward", **told, "number": entry.backward}))
+            loss = None if entry.loss is None else told_loss(entry.loss)
+            size = 0 if entry.loss is None else size_of([entry.loss.target])
+            told |= {"kind": "backward", "number": entry.backward}
+            self._put(Item(told, values={"value": entry.value, "loss": loss}), size)
         elif isinstance(entry, TapedCall):
             self._add_call(entry, told)
         else:
@@ -120,7 +125,7 @@ class DiskTape:
         if self._open:
             self._put(Item({"kind": "ended", "pass": taped.number, "digest": taped.digest, "step": taped.step}))
 
-    def arrived(self, taped: TapedPass, backward: int, slot: int, gradient: Tensor) -> None:
+    def arrived(self, taped: TapedPass, backward: int, slot: int, gradient: Arrived) -> None:
         if not self._open:
             return
         crossed = [at for at in self._states if at > taped.number]
@@ -129,7 +134,10 @@ class DiskTape:
             self._put(Item({"kind": "void", "after": taped.number, "step": taped.step}))
             self._stale = True
         told = {"kind": "arrived", "pass": taped.number, "backward": backward, "slot": slot, "step": taped.step}
-        self._put(Item(told, values={"gradient": gradient}), size_of([gradient]))
+        if isinstance(gradient, Remade):
+            self._put(Item({**told, "digest": gradient.digest}))
+        else:
+            self._put(Item(told, values={"gradient": gradient}), size_of([gradient]))
 
     def _add_call(self, entry: TapedCall, told: dict[str, Any]) -> None:
         held = [p for p in (ref() for ref in entry.parameters) if p is not None]
@@ -176,7 +184,7 @@ class DiskTape:
             return False
         self._handed += item.bytes
         self._queue.append(item)
-        if waiting > FLUSH_BYTES:
+        if waiting > min(FLUSH_BYTES, self._limit // 4):
             self._wake.set()
         return True
 

@@ -17,6 +17,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.passes import Pass, PassRecord, few_items, output_digest, tensors
 from neuraldbg.capture.torch.patches import Patches
+from neuraldbg.capture.torch.recording.losses import Loss, Remade, loss_of
 from neuraldbg.capture.torch.recording.tape import (
     Keeper,
     State,
@@ -32,6 +33,8 @@ from neuraldbg.capture.torch.sweep import owned
 
 LATELY = 4
 HASHED_BYTES = 4 * 2**20  # of gradients, in one update: of more, other parameters have their turn in the next one
+SMALL_GRADIENT = 2**16  # bytes: it is kept as it is
+LOOKED_AT_STEPS = 3  # in which it is seen whether a gradient can be made again
 SMALL_BUFFER = 2**16  # bytes: BatchNorm moves its buffers without their version counter telling
 LARGEST_GRADIENT = 64 * 2**20  # bytes of the gradient of one output
 
@@ -48,6 +51,8 @@ class Recording:
         self._turn = 0  # of the parameter whose gradient is hashed next
         self._last_pass_step = -1
         self._known_change = False
+        self._loss: Loss | None = None  # of the backward under way
+        self._proved: set[Any] = set()  # sorts of losses whose gradient was made again with the same bits
         self._buffers: IdentityTable[tuple[int, Tensor]] = IdentityTable()  # buffer -> version and copy of it
         self._lately: deque[Any] = deque(maxlen=LATELY)  # models and optimizers: a function that trains may be over
         for moment, notice in (
@@ -105,26 +110,30 @@ class Recording:
             return
         taped.digest = output_digest(outputs)
         self.tape.ended(taped)
-        for slot, tensor in enumerate(each for each in tensors(outputs) if each.requires_grad):
+        differentiable = [each for each in tensors(outputs) if each.requires_grad]
+        taped.outputs = len(differentiable)
+        looks = taped.outputs == 1 and one.step < LOOKED_AT_STEPS
+        for slot, tensor in enumerate(differentiable):
             if tensor.grad_fn is not None:
                 hook: Callable[..., Any] = tensor.register_hook
-                hook(self._arrives(taped, slot))
+                hook(self._arrives(taped, slot, tensor.detach() if looks else None))
 
     def _hold(self, one: Any) -> None:
         if not any(each is one for each in self._lately):
             self._lately.append(one)
 
-    def _arrives(self, taped: TapedPass, slot: int) -> Callable[[Tensor], None]:
+    def _arrives(self, taped: TapedPass, slot: int, output: Tensor | None) -> Callable[[Tensor], None]:
         core = self.core
 
         def arrived(gradient: Tensor) -> None:
             if not core.on or gradient is None:
                 return
-            if size_of([gradient]) > LARGEST_GRADIENT:
-                taped.refused = "the gradient of its output is too large to be kept"
-                return
             start = now_ns()
-            self.tape.arrived(taped, core.backwards, slot, gradient.detach().clone())
+            kept = self._kept(taped, gradient, output)
+            if kept is None:
+                taped.refused = "the gradient of its output is too large to be kept"
+            else:
+                self.tape.arrived(taped, core.backwards, slot, kept)
             took = now_ns() - start
             core.own_ns += took
             core.budget.set_aside(took)
@@ -132,10 +141,29 @@ class Recording:
         arrived.__torch_unserializable__ = True  # type: ignore[attr-defined]
         return arrived
 
+    def _kept(self, taped: TapedPass, gradient: Tensor, output: Tensor | None) -> Tensor | Remade | None:
+        """The gradient, or how to make it: once that was seen to give the same bits."""
+        loss, size = self._loss, size_of([gradient])
+        if loss is not None and size > SMALL_GRADIENT and self._running.get(loss.of_pass) is taped:
+            if loss.signature in self._proved:
+                return Remade(loss, digest_of(gradient))
+            if output is not None and torch.equal(loss.gradient(output), gradient):
+                self._proved.add(loss.signature)
+        return gradient.detach().clone() if size <= LARGEST_GRADIENT else None
+
     # -- backwards -----------------------------------------------------------------------------------------------------
 
-    def _backward_begun(self, *_: Any) -> None:
-        self.tape.add(TapedBackward(self.core.recorder.step, self.core.backwards))
+    def _backward_begun(self, loss: Tensor | None, *_: Any) -> None:
+        self._loss = None
+        taped = TapedBackward(self.core.recorder.step, self.core.backwards)
+        if loss is not None and loss.numel() == 1:
+            taped.value, taped.loss = loss.detach().clone(), loss_of(loss)
+            one = None if taped.loss is None else self._running.get(taped.loss.of_pass)
+            if one is not None and one.outputs == 1:
+                self._loss = taped.loss
+            else:
+                taped.loss = None
+        self.tape.add(taped)
 
     def _backward_done(self, _: Tensor | None) -> None:
         self._known_change = False

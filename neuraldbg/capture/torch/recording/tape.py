@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.torch.passes import KeptTensor, PassRecord, leaves
+from neuraldbg.capture.torch.recording.losses import Loss, Remade
 
 DEFAULT_BYTES = 512 * 2**20
 EVERY = 50  # updates between two states
 MOST_STATES = 4  # below which the oldest part of the tape goes, and not every second state
+
+
+Arrived = Tensor | Remade
 
 
 @dataclass(eq=False)
@@ -27,11 +31,12 @@ class TapedPass:
     entry: weakref.ref[Any]
     record: PassRecord
     digest: int = 0  # of its outputs; 0: not read
-    arrived: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # backward -> output -> gradient
+    arrived: dict[int, dict[int, Arrived]] = field(default_factory=dict)  # backward -> output -> gradient
     refused: str | None = None
     bytes: int = 0
     number: int = -1  # of the entry, in the order of the training
     path: str = ""  # of the entry in the root
+    outputs: int = 0  # that gradients can come to
     site: int = -1  # of the model, in the trace
     trainable: tuple[bool, ...] = ()  # requires_grad of every parameter, module by module
 
@@ -42,6 +47,8 @@ class TapedBackward:
     backward: int
     bytes: int = 0
     number: int = -1
+    value: Tensor | None = None  # of the loss
+    loss: Loss | None = None  # how it came of an output, where that is known
 
 
 @dataclass(eq=False)
@@ -97,7 +104,7 @@ class Keeper(Protocol):
 
     def ended(self, taped: TapedPass) -> None: ...
 
-    def arrived(self, taped: TapedPass, backward: int, slot: int, gradient: Tensor) -> None: ...
+    def arrived(self, taped: TapedPass, backward: int, slot: int, gradient: Arrived) -> None: ...
 
     def add_state(self, state: State) -> None: ...
 
@@ -129,7 +136,7 @@ class Tape:
     def ended(self, taped: TapedPass) -> None:
         """Its outputs are hashed: nothing more to keep."""
 
-    def arrived(self, taped: TapedPass, backward: int, slot: int, gradient: Tensor) -> None:
+    def arrived(self, taped: TapedPass, backward: int, slot: int, gradient: Arrived) -> None:
         """A gradient came to an output. A state taken since the pass is no place to begin from: the pass lies before
         it."""
         gone = [one for one in self.states if one.at > taped.number]
@@ -138,8 +145,8 @@ class Tape:
             self.states = [one for one in self.states if one.at <= taped.number]
             self.bytes -= sum(one.bytes for one in gone)
         taped.arrived.setdefault(backward, {})[slot] = gradient
-        taped.bytes += size_of([gradient])
-        self._grown(size_of([gradient]))
+        taped.bytes += arrived_bytes(gradient)
+        self._grown(arrived_bytes(gradient))
 
     def add_state(self, state: State) -> None:
         self._stale = False
@@ -195,6 +202,10 @@ class Tape:
         """Models that passes were made of."""
         found = {id(root): root for entry in self.entries if isinstance(entry, TapedPass) and (root := entry.root())}
         return list(found.values())
+
+
+def arrived_bytes(gradient: Arrived) -> int:
+    return size_of([gradient] if isinstance(gradient, Tensor) else gradient.tensors)
 
 
 def size_of(tensors: Any) -> int:
