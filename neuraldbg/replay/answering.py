@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from neuraldbg.capture.torch.inprocess import describe
 from neuraldbg.capture.torch.recording import tensorfile
 from neuraldbg.capture.torch.recording.environment import environment, unlike
 from neuraldbg.errors import NotRecorded
+from neuraldbg.replay.bundle import Bundle
 from neuraldbg.replay.rebuild import Rebuilder, Rebuilt, Seen
 from neuraldbg.replay.recorded import Objects, Recorded
 from neuraldbg.replay.recreate import ANSWER, TENSORS, Errand
@@ -30,12 +32,27 @@ def answer(errand: Errand, recorded: Recorded, objects: Objects, core: Any) -> N
     bound: Any = SimpleNamespace(
         core=core, tape=tape, optimizers=[one for one in objects.optimizers if one is not None]
     )
-    made = Rebuilder(bound).step(errand.step, layers)
+    rebuilder = Rebuilder(bound)
+    bundle = Bundle(recorded, objects, tape, errand.step) if errand.bundle else None
+    if bundle is not None:
+        rebuilder.on_step, rebuilder.on_pass = bundle.begins, bundle.ran
+    made = rebuilder.step(errand.step, layers)
+    if bundle is not None:
+        bundle.write(Path(errand.out), script=_script(errand), args=errand.args)
     tensors: dict[str, Tensor] = {}
     told = {name: _told(seen, name, tensors) for name, seen in made.seen.items()}
     tensorfile.write(Path(errand.out, TENSORS), tensors, {})
     found = {"proof": made.proof, "identical": identical(made), "checked": made.checked, "from_step": made.from_step}
     Path(errand.out, ANSWER).write_text(json.dumps({**found, "layers": told}), encoding="utf-8")
+
+
+def _script(errand: Errand) -> str:
+    """Its path in the working directory."""
+    path = Path(sys.modules["__main__"].__file__ or errand.target).resolve()
+    scratch = Path(errand.scratch).resolve()
+    if not path.is_relative_to(scratch):
+        raise NotRecorded(f"{errand.target} lies outside of the working directory; there is no bundle of that")
+    return str(path.relative_to(scratch))
 
 
 def identical(made: Rebuilt) -> bool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -75,6 +75,8 @@ class Rebuilder:
         self._recording = recording
         self._tape: Tape = recording.tape
         self._outputs: dict[TapedPass, list[Tensor]] = {}
+        self.on_step: Callable[[], None] | None = None  # told when the step that was asked for begins
+        self.on_pass: Callable[[TapedPass, Any], None] | None = None  # told of each of its passes and their outputs
 
     def step(self, step: int, layers: Mapping[str, nn.Module] | None = None) -> Rebuilt:
         state = self._tape.state_before(step)
@@ -91,6 +93,9 @@ class Rebuilder:
                 if entry.step > step and not self._awaited(step):
                     self._prove(itertools.chain([entry], entries), made)
                     break
+                if entry.step == step and self.on_step is not None:
+                    self.on_step()
+                    self.on_step = None
                 self._again(entry, made, asked if entry.step == step else {})
             self._outputs.clear()
         return made
@@ -133,6 +138,8 @@ class Rebuilder:
             for name, layer in layers.items():
                 around.enter_context(_watching(layer, made.seen[name]))
             outputs = taped.record.rerun(entry, root)
+        if self.on_pass is not None and taped.step == made.step:
+            self.on_pass(taped, outputs)
         if taped.digest:
             _compare(made, taped.step, output_digest(outputs) == taped.digest)
         if taped.arrived:

@@ -216,6 +216,7 @@ class _Reading:
             except Unwritable as error:
                 record, refused = None, refused or f"what it was given holds {error}"
         taped = TapedPass(told["step"], _ref(root), _ref(entry), record, refused=refused, number=told["n"])
+        taped.path = told["entry"]
         taped.trainable = tuple(flag == "1" for flag in told.get("trainable", ""))
         self._passes[told["n"]] = taped
         return taped

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,37 @@ def test_an_optimizer_that_calls_the_model_itself_is_refused(tmp_path: Path) -> 
     done = replay(tmp_path, "--step", "2")
     assert done.returncode == 2
     assert "closure" in done.stderr
+
+
+def test_a_step_is_exported_and_made_again_by_a_fresh_process(project: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "step"
+    done = neural(project, "export", "run", "--format", "repro", "--step", "42", "-o", str(bundle))
+    assert done.returncode == 0, done.stderr
+    assert "proved identical" in done.stdout
+    kinds = {file.suffix for file in bundle.rglob("*") if file.is_file()}
+    assert kinds == {".py", ".json", ".safetensors"}
+    (bundle / "source" / "settings.json").write_text('{"width": 16}')
+    again = fresh(bundle)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "loss" in again.stdout
+    assert "NOT" not in again.stdout
+    damaged = bundle / "weights.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-2] ^= 64
+    damaged.write_bytes(bytes(data))
+    assert "NOT identical" in fresh(bundle).stdout
+
+
+def fresh(bundle: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "repro.py"]
+    return subprocess.run(command, cwd=bundle, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [([], "needs a --step"), (["--step", "500"], "steps 0 to 129 are recorded")]
+)
+def test_a_step_that_is_not_there_is_not_exported(project: Path, words: list[str], said: str) -> None:
+    done = neural(project, "export", "run", "--format", "repro", *words)
+    assert done.returncode == 2
+    assert said in done.stderr

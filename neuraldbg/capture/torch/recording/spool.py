@@ -191,13 +191,13 @@ def _told(item: Item, encoder: Encoder, generators: Generators) -> dict[str, Any
             told[name] = encoder.value(value)
         if item.record is not None:
             told["trainable"] = _bits(item.trainable)
-            told |= _told_record(item.record, encoder, generators)
+            told |= told_record(item.record, encoder, generators)
     except Unwritable as error:
         told["refused"] = f"what it was given holds {error}, which is not written"
     return told
 
 
-def _told_record(record: PassRecord, encoder: Encoder, generators: Generators) -> dict[str, Any]:
+def told_record(record: PassRecord, encoder: Encoder, generators: Generators) -> dict[str, Any]:
     found = {
         "rng": generators.told(record.rng),
         "training": _bits(record.training),
