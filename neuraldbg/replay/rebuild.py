@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.origin.rerun import as_it_was, unseen
@@ -194,6 +195,8 @@ class Rebuilder:
         generators = RngState.take()
         try:
             with ExitStack() as around:
+                for p in parameters:  # a pass may be under way, whose backward asks whether they were written to
+                    around.enter_context(_unsafe_preserve_version_counter(p))
                 for root in self._tape.roots:
                     around.enter_context(as_it_was(root))
                 for p in parameters:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -175,6 +176,17 @@ class Recorded:
             if about["root"] < len(objects.models) and objects.models[about["root"]] is not None:
                 for key, value in tensors.items():
                     yield objects.parameter(key), value
+
+
+def bound_here(recording: Any, run_dir: Path, step: int) -> Any:
+    """What lies on disk of a recording under way, bound to what lives in this process."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise NotRecorded("the run is held inside of autocast, whose cache a replay would disturb: go on to the update")
+    recording.tape.flush()
+    names = recording.tape.names
+    objects = Objects(list(names.living_models()), list(names.living_optimizers()))
+    tape = Recorded(run_dir).tape(step, objects)
+    return SimpleNamespace(core=recording.core, tape=tape, optimizers=recording.optimizers)
 
 
 class _Reading:

@@ -156,6 +156,10 @@ class DiskTape:
     def add_optimizer(self, optimizer: Optimizer) -> None:
         self.names.optimizer(optimizer)
 
+    def late(self, optimizer: Optimizer, kept: dict[int, dict[str, Any]]) -> None:  # noqa: ARG002
+        """The states on disk lack it: only the next one is a place to begin from."""
+        self._stale = True
+
     def add_state(self, state: State) -> None:
         state.at = self.count
         tensors: dict[str, Tensor] = {}

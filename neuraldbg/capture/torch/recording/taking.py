@@ -205,7 +205,9 @@ class Recording:
     # -- updates -------------------------------------------------------------------------------------------------------
 
     def _update_begun(self, optimizer: Optimizer, _: Any) -> None:
-        self.optimizers.add(optimizer)
+        if optimizer not in self.optimizers:  # it was there before us, and has not stepped since
+            self._optimizer_created(optimizer)
+            self.tape.late(optimizer, state_of(optimizer))
         self._hold(optimizer)
         held = list(owned(optimizer))
         digests = self._digests(held)

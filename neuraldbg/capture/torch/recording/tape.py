@@ -110,6 +110,8 @@ class Keeper(Protocol):
 
     def add_optimizer(self, optimizer: Any) -> None: ...
 
+    def late(self, optimizer: Any, kept: dict[int, dict[str, Any]]) -> None: ...
+
 
 class Tape:
     """In memory, bounded in bytes: the oldest part goes first, and of many states every second one."""
@@ -156,6 +158,15 @@ class Tape:
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Held weakly, by whoever uses it."""
+
+    def late(self, optimizer: Any, kept: dict[int, dict[str, Any]]) -> None:
+        """An optimizer that nobody knew of is about to step: states up to now lack it and what it moves."""
+        for state in self.states:
+            known = {id(ref()) for ref, _ in state.parameters}
+            new = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+            state.parameters += [(weakref.ref(p), p.detach().clone()) for p in new]
+            state.gradients += [(weakref.ref(p), None) for p in new]
+            state.optimizers.append((weakref.ref(optimizer), kept))
 
     def _grown(self, by: int) -> None:
         self.bytes += by
