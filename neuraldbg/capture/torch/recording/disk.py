@@ -31,7 +31,7 @@ from neuraldbg.capture.torch.recording.tape import (
     size_of,
 )
 
-STATE_SHARE: Final = 0.004  # of the CPU time that states may take: where they are dear they are taken more rarely
+STATE_SHARE: Final = 0.003  # of the CPU time that states may take: where they are dear they are taken more rarely
 FLUSH_BYTES: Final = 16 * 2**20
 ENTRY_BYTES: Final = 500  # of an entry without tensors
 PATIENCE_S: Final = 60.0

@@ -71,16 +71,16 @@ class Remade:
     """In the place of a gradient that arrived: where it came from, and its hash."""
 
     loss: Loss
-    digest: int
+    digest: int  # 0: not taken
 
     @property
     def tensors(self) -> list[Tensor]:
         return [self.loss.target]
 
-    def gradient(self, output: Tensor) -> tuple[Tensor, bool]:
-        """The gradient, and whether it is the one that arrived."""
+    def gradient(self, output: Tensor) -> tuple[Tensor, bool | None]:
+        """The gradient, and whether it is the one that arrived; None where its hash was not taken."""
         made = self.loss.gradient(output)
-        return made, digest_of(made) == self.digest
+        return made, digest_of(made) == self.digest if self.digest else None
 
 
 @torch.no_grad()
