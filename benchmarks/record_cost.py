@@ -51,7 +51,7 @@ def measure(name: str, steps: int, folder: Path) -> None:
     for moments in (capture.core.moments, capture.core.steady):
         for moment in ("pass_begun", "pass_ended", "backward_begun", "backward_done", "update_begun", "update_done"):
             watchers = getattr(moments, moment)
-            watchers[:] = [hooks(one) if one.__wrapped__.__name__ == "timed" else one for one in watchers]
+            watchers[:] = [hooks(one) if getattr(one, "__name__", "") == "timed" else one for one in watchers]
     recording._kept = hooks(recording._kept)  # type: ignore[method-assign]
     torch.manual_seed(0)
     step = step_of(program_of(name))

@@ -94,7 +94,8 @@ class Recorded:
         last = None
         for _, path in reversed(pieces):
             entries = tensorfile.read_about(path)["entries"]
-            found = [one["step"] for one in entries if one["kind"] == "update" or (self.ended and "n" in one)]
+            counts = ("update", "pass") if self.ended else ("update",)  # of a killed run the last step lacks its end
+            found = [one["step"] for one in entries if one["kind"] in counts]
             if found:
                 last = max(found)
                 break

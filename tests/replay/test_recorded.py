@@ -248,3 +248,24 @@ def test_files_are_plain_safetensors(watched: Watched) -> None:
     watched.tape.flush()
     states = sorted((watched.run_dir / FOLDER).glob("state-*.safetensors"))
     assert {"p/0:0", "p/0:3"} <= set(load_file(states[-1]))
+
+
+def test_a_recording_that_fails_ends_as_a_whole_and_the_training_goes_on(tmp_path: Path) -> None:
+    capture = TorchCapture(lambda: None, Options())
+    tape = DiskTape(tmp_path / FOLDER)
+    recording = Recording(capture.core, capture.patches, tape)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        if step == 3:
+            recording._around = None  # type: ignore[assignment, method-assign]
+        x, y = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    tape.flush()
+    count = tape.count
+    capture.close()
+    tape.close()
+    assert Recorded(tmp_path).steps == (0, 2)
+    assert count == tape.count

@@ -80,8 +80,9 @@ class Spool:
             self._made = True
         if names.changed:
             self._write_names(names)
+        before = self.bytes
         self._take(items)
-        self._stay_within()
+        self._stay_within(self._limit - min(max(self.bytes - before, 0), self._limit // 3))
 
     def close(self, names: Names) -> None:
         if self._made and not self.failed:
@@ -162,9 +163,10 @@ class Spool:
         self._states = [one for one in self._states if one.first <= after]
         _remove(gone)
 
-    def _stay_within(self) -> None:
-        """Of many states every second one goes; else the oldest, and what lies before the next."""
-        while self.bytes > self._limit:
+    def _stay_within(self, wanted: int) -> None:
+        """With room for as much again as was just written. Of many states every second one goes; else the oldest, and
+        what lies before the next."""
+        while self.bytes > wanted:
             held = sum(one.bytes for one in self._states)
             if len(self._states) > MOST_STATES and held > self.bytes // 2:
                 gone = self._states[1:-1:2]
@@ -174,6 +176,8 @@ class Spool:
                 old = [one for one in self._pieces if one.last < self._states[0].first]
                 self._pieces = [one for one in self._pieces if one not in old]
                 gone += old
+            elif self.bytes <= self._limit:
+                return
             else:
                 raise OSError(f"a state and what follows it take more than {self._limit >> 20} MB (--record-memory)")
             _remove(gone)

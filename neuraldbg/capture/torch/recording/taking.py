@@ -52,6 +52,7 @@ class Recording:
         self._turn = 0  # of the parameter whose gradient is hashed next
         self._last_pass_step = -1
         self._known_change = False
+        self._broken = False
         self._loss: Loss | None = None  # of the backward under way
         self._proved: set[Any] = set()  # sorts of losses whose gradient was made again with the same bits
         self._buffers: IdentityTable[tuple[int, Tensor]] = IdentityTable()  # buffer -> version and copy of it
@@ -69,12 +70,19 @@ class Recording:
         self._listen(patches)
 
     def _aside(self, notice: Callable[..., None]) -> Callable[..., None]:
-        """Recording was asked for: what it takes does not keep steps from being watched."""
+        """Recording was asked for: what it takes does not keep steps from being watched. Where one part of it fails,
+        all of it ends: a tape with holes would be worse than none."""
         budget = self.core.budget
 
         def timed(*args: Any) -> None:
-            start = now_ns()
-            notice(*args)
+            if self._broken:
+                return
+            start, done = now_ns(), False
+            try:
+                notice(*args)
+                done = True
+            finally:
+                self._broken = self._broken or not done
             budget.set_aside(now_ns() - start)
 
         return timed
