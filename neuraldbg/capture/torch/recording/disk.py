@@ -32,6 +32,7 @@ from neuraldbg.capture.torch.recording.tape import (
 )
 
 STATE_SHARE: Final = 0.003  # of the CPU time that states may take: where they are dear they are taken more rarely
+FIRST_GROWS: Final = 3  # times: the first state holds no optimizer's memory yet, which may be twice the parameters
 FLUSH_BYTES: Final = 16 * 2**20
 ENTRY_BYTES: Final = 500  # of an entry without tensors
 PATIENCE_S: Final = 60.0
@@ -63,6 +64,7 @@ class DiskTape:
         self._states: list[int] = []  # where they stand, as far as a gradient may still come to a pass before them
         self._state_at = 0.0
         self._state_cost = 0.0
+        self._taken = 0
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._began = time.monotonic()
         self._wake, self._over = threading.Event(), False
@@ -81,7 +83,7 @@ class DiskTape:
             return False
         if not self._open or self._stale:
             return True
-        cost = self._state_cost + self._spool.state_cost_s
+        cost = (self._state_cost + self._spool.state_cost_s) * (FIRST_GROWS if self._taken == 1 else 1)
         return updates >= EVERY and (time.process_time() - self._state_at) * self._share >= cost
 
     def add(self, entry: Entry) -> None:
@@ -175,7 +177,7 @@ class DiskTape:
             optimizer = one()
             if optimizer is not None:
                 kept.append([self.names.optimizer(optimizer), entries])
-        self._open, self._stale = True, False
+        self._open, self._stale, self._taken = True, False, self._taken + 1
         if self._put(Item({"kind": "state", "at": state.at, "step": state.step, "kept": kept}, tensors), state.bytes):
             self._states = [*self._states[-3:], state.at]
         self._state_at, self._state_cost = time.process_time(), state.taken_s
