@@ -80,9 +80,10 @@ class Gate:
         """The breakpoints that are on at one layer in one phase."""
         return [one for one in self.breakpoints.at(site) if one.spec.phase is phase]
 
-    def follows_layers(self) -> bool:
-        """Whether every layer is a place to stop at now."""
-        return self._unit == "layer" or self._wanted is not None or bool(self.when)
+    def follows_layers(self, *, from_its_start: bool = True) -> bool:
+        """Whether every layer is a place to stop at now. A pause that was asked for in the middle of a forward whose
+        first layers nobody followed waits for its update: `next layer` would skip what its backward still does."""
+        return self._unit == "layer" or (self._wanted is not None and from_its_start) or bool(self.when)
 
     def reached(self, stop: Stop, watched: list[Watched]) -> None:
         """A layer or step is done and the values of `stop` are known: stop here if anything says so. What the held
@@ -255,7 +256,7 @@ class Gate:
         self._open.set()
 
     def pause(self, why: str | None = None) -> None:
-        """At the next layer, forward or backward, or the next step."""
+        """At the next layer, forward or backward, or the next step; asked for within a forward, after its update."""
         if self.paused:
             raise NotPaused("the run is paused already")
         self._wanted = f"{self._wanted}; {why or 'pause asked for'}" if self._wanted else why or "pause asked for"
