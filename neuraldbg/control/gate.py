@@ -55,6 +55,7 @@ class Gate:
         self.run_dir: Path | None = None  # of the run that it holds
         self.prompt: Prompt | None = None
         self.remote = False  # somebody can answer over the channel
+        self.left = False  # who sat at the terminal is gone: nobody is waited for until somebody asks over the channel
         self.say = say
         self.how_to_answer: Callable[[], str | None] = lambda: None  # where no prompt is: said with a pause
         self.watched_every: Callable[[float], None] = _nobody_writes  # seconds: what is recorded is written so often
@@ -264,11 +265,16 @@ class Gate:
 
     def answered(self) -> bool:
         """Whether anybody could let a held training go on."""
-        return self.prompt is not None or self.remote
+        return self.prompt is not None or (self.remote and not self.left)
 
     def attended(self) -> bool:
         """Whether somebody sits at the terminal."""
         return self.prompt is not None
+
+    def leave_alone(self) -> None:
+        """The terminal is gone: the training goes on, also past the next breakpoint."""
+        self.prompt, self.left = None, True
+        self._open.set()
 
     def stop_each(self, unit: str) -> None:
         """From the very start: the first layer or step."""
