@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 from neuraldbg.control.breakpoints import split_break
 from neuraldbg.control.gate import Gate
