@@ -245,8 +245,8 @@ class Guard:
         return f"{self._policy.cookie}={self._policy.token}; Path=/; HttpOnly; SameSite=Strict"
 
     async def _without_token(self, scope: Scope, send: Send) -> None:
-        """The token is worth a cookie, and then it leaves the address line and the history. Who was sent here by another
-        page, or a file, goes on from a page of ours: a strict cookie is not shown where that sends it on."""
+        """The token is worth a cookie, and then it leaves the address line and the history. Who was sent here by a file
+        or another page goes on from a page of ours: a strict cookie is not shown where such a one is redirected."""
         rest = urlencode([(name, value) for name, value in _query(scope) if name != "token"])
         place = scope.get("raw_path", b"/").partition(b"?")[0].decode("latin-1")
         target, cookie = place + (f"?{rest}" if rest else ""), ("set-cookie", self._set_cookie())
