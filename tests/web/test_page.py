@@ -219,7 +219,7 @@ def test_a_live_run_is_paused_by_key_and_its_tensors_looked_at(paused: Any) -> N
     assert text(paused, "announced").startswith("Paused at ")
     place = paused.get_by_role("group", name="Pause")
     paused.keyboard.press("n")
-    place.get_by_text("next layer").wait_for()
+    place.get_by_text("· next layer").wait_for()
     layer = place.get_by_role("button").inner_text()
     place.get_by_role("button").click()
     paused.get_by_role("heading", name=layer, exact=True).wait_for()

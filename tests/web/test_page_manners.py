@@ -358,7 +358,7 @@ def test_no_serious_barrier_while_a_run_goes_on_and_while_it_is_held(running: An
     serious = _barriers(running, "live")
     place = pause(running)
     running.keyboard.press("n")
-    place.get_by_text("next layer").wait_for()
+    place.get_by_text("· next layer").wait_for()
     place.get_by_text("values").click()
     look(running, f"paused-{theme}")
     serious += _barriers(running, "paused")
