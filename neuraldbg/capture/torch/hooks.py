@@ -127,10 +127,11 @@ class PassWatch:
         begin unseen meanwhile), else our own hooks."""
         core = self.core
         stops = core.stops
+        own.followed = stops is not None and stops.gate.at_layers
         if own.sampled:
             if self.quick_begins(own):
                 self.hooks.let(self.quick.before, self.quick.after)
-        elif core.trainers < 2 and (stops is None or not stops.gate.at_layers):
+        elif core.trainers < 2 and not own.followed:
             self.hooks.step_aside(module)
 
     # -- a pass ----------------------------------------------------------------------------------------------------

@@ -188,11 +188,15 @@ def frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
 
 
 def moment(trace: Trace, step: int | None, *, spans: bool) -> dict[str, Any]:
-    """The same with the numbers as the stream has them; `spans`: and when every layer ran in the last timed step."""
+    """The same with the numbers as the stream has them, and the series as they were at `step` itself; `spans`: and when
+    every layer ran in the last timed step."""
     found = _frame_at(trace, step)
     timed = found["timed_step"]
     shown = profile.flame(trace, timed) if spans and timed is not None else []
-    return {**found, "metrics": encoded(found["metrics"]), "spans": shown}
+    last = trace.last_step
+    whole = step if step is not None or last is None or trace.ended else max(last - 1, 0)
+    scalars = {} if last is None else latest_scalars(trace, last if whole is None else whole)
+    return {**found, "metrics": encoded(found["metrics"]), "scalars": scalars, "spans": shown}
 
 
 def encoded(columns: Mapping[str, NDArray[np.float32]]) -> dict[str, str]:

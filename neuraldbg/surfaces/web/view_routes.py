@@ -65,7 +65,7 @@ def run_(run: Run) -> StrictJSON:
     state = run.state()
     with run.reading() as trace:
         entry = {**inspector.run_entry(trace, run.name), **inspector.run_details(trace)}
-    return StrictJSON({**entry, "state": state["state"], "where": state})
+    return StrictJSON({**entry, "state": state["state"], "where": state, "again": run.command("view")})
 
 
 @router.get("/api/series", summary="A metric of a layer, or a named series, over the steps")
