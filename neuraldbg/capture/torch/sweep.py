@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.kernels.host import measured_each, moved_each
 from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.device import Head
 from neuraldbg.capture.torch.earlier import TURN_BYTES, EarlierValues
 from neuraldbg.capture.torch.stats import Measured, measurable, plain
 from neuraldbg.records import Kind, Phase
+from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 TOO_LARGE = f"updates of parameters above {TURN_BYTES >> 20} MB are not measured under a budget (--budget full does)"
 _Kept = list[tuple[int, Tensor, Tensor | None]]  # site, parameter, value before the step
@@ -82,7 +84,7 @@ class Sweep:
         """Parameters on a device, or of a kind that the host's kernel cannot read."""
         self._stats_of_all([(site, parameter) for site, parameter, _ in kept], Kind.PARAMETER)
         moved = [(site, p, b) for site, p, b in kept if b is not None and b.shape == p.shape and b.device == p.device]
-        wanted = [(parameter, self._writer(site, Kind.UPDATE)) for site, parameter, _ in moved]
+        wanted = [(parameter, self._head(site, Kind.UPDATE)) for site, parameter, _ in moved]
         if not self.core.device.stats_of_all(wanted, [before for _, _, before in moved]):
             for site, parameter, before in moved:
                 self._stats(plain(parameter) - plain(before), site, Kind.UPDATE)
@@ -154,12 +156,15 @@ class Sweep:
                 self._write(site, kind, row)
             else:
                 left.append((site, tensor))
-        if left and not self.core.device.stats_of_all([(tensor, self._writer(site, kind)) for site, tensor in left]):
+        if left and not self.core.device.stats_of_all([(tensor, self._head(site, kind)) for site, tensor in left]):
             for site, tensor in left:
                 self._stats(tensor, site, kind)
 
     def _stats(self, tensor: Tensor, site: int, kind: Kind) -> None:
         self.core.measure(tensor, site, self._writer(site, kind))
+
+    def _head(self, site: int, kind: Kind) -> Head:
+        return (self.core.recorder.step, site, -1, KIND_CODE[kind], PHASE_CODE[Phase.UPDATE], 0)
 
     def _writer(self, site: int, kind: Kind) -> Callable[[Measured], None]:
         step = self.core.recorder.step
