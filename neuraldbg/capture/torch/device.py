@@ -31,6 +31,7 @@ Head = tuple[
 ]  # step, site, pass, kind, phase, slot of a row that goes to the trace as it is
 Taker = Head | Callable[[Any], None]
 Wanted = tuple[Tensor, Taker]
+Together = Callable[[NDArray[np.float64]], None]
 _Waiting = list[tuple[int, bool, Any]]  # row, whether it is a scalar, who takes it
 
 
@@ -52,6 +53,14 @@ class _Buffer:
     waiting: _Waiting = field(default_factory=list)
     free: list[_Slot] = field(default_factory=list)
     last: tuple[Any, int] = (None, -1)  # weak reference to the tensor measured last, and its version
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Takes so many rows at a time."""
+
+    count: int
+    take: Together
 
 
 @dataclass
@@ -111,9 +120,11 @@ class DeviceQueue:
             buffer.used += 1
             buffer.last = (weakref.ref(tensor), tensor._version) if not tensor.is_inference() else (None, -1)
 
-    def stats_of_all(self, wanted: Sequence[Wanted], less: Sequence[Tensor] = ()) -> bool:
+    def stats_of_all(
+        self, wanted: Sequence[Wanted], less: Sequence[Tensor] = (), *, together: Together | None = None
+    ) -> bool:
         """Several tensors of one device in one launch, or each less its counterpart in `less`. False = not done: they
-        are measured one by one then."""
+        are measured one by one then. `together` gets the rows of all of them."""
         tensors = [tensor for tensor, _ in wanted]
         if not tensors or not all(tensor.is_cuda and readable(tensor) for tensor in (*tensors, *less)):
             return False
@@ -126,6 +137,8 @@ class DeviceQueue:
         if not self._launched(buffer, lambda: fused.measure_all(tensors, buffer.used, less=less)):
             return False
         buffer.waiting += [(row, False, taker) for row, (_, taker) in enumerate(wanted, buffer.used)]
+        if together is not None:
+            buffer.waiting.append((buffer.used, False, _Group(len(tensors), together)))
         buffer.used += len(tensors)
         buffer.last = (None, -1)
         return True
@@ -245,7 +258,9 @@ class DeviceQueue:
         if plain and self.write is not None:
             self.write([head for _, head in plain], rows[[row for row, _ in plain]])
         for row, is_scalar, taker in flight.waiting:
-            if type(taker) is not tuple:
+            if type(taker) is _Group:
+                taker.take(rows[row : row + taker.count])
+            elif type(taker) is not tuple:
                 taker(float(rows[row, 0]) if is_scalar else from_device_row(rows[row].tolist()))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -53,7 +56,7 @@ class Sweep:
     @torch.no_grad()
     def before(self, parameters: Iterable[Tensor], *, norm_too: bool = False) -> _Kept:
         found = self.sites(parameters)
-        if not norm_too or not self._gradients_by_c(found, rows=True):
+        if not norm_too or not (self._gradients_by_c(found, rows=True) or self._gradients_on_device(found)):
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
@@ -115,6 +118,21 @@ class Sweep:
             self.core.budget.watch_cost(now_ns() - start)
         return True
 
+    def _gradients_on_device(self, found: list[tuple[int, Tensor]]) -> bool:
+        """The same where all of them are on one device: one launch, and the norm comes from its rows."""
+        if self.keep_norms or self.core.tree.unwanted:
+            return False
+        wanted = [(p.grad, self._head(site, Kind.GRADIENT)) for site, p in found if p.grad is not None]
+        if not all(gradient.is_cuda and _counted(gradient) for gradient, _ in wanted):
+            return False
+        recorder = self.core.recorder
+        step = recorder.step
+
+        def together(rows: NDArray[np.float64]) -> None:
+            recorder.scalar("grad_norm", norm_of(rows), step=step)
+
+        return self.core.device.stats_of_all(wanted, together=together)
+
     @torch.no_grad()
     def watch_norm(self, parameters: Iterable[Tensor]) -> None:
         """One number for all gradients, without waiting for the device."""
@@ -172,6 +190,13 @@ class Sweep:
 
     def _write(self, site: int, kind: Kind, measured: Measured, step: int | None = None) -> None:
         self.core.recorder.stats(site, (kind, Phase.UPDATE, 0, -1), measured, step=step)
+
+
+def norm_of(rows: NDArray[np.float64]) -> float:
+    """Of all values together, from the rows that a device made of each tensor: those hold finite values only."""
+    if rows[:, 7].any():
+        return math.nan
+    return math.inf if rows[:, 8].any() else float(np.sqrt(np.square(rows[:, 5]).sum()))
 
 
 def _counted(gradient: Tensor) -> bool:
