@@ -73,17 +73,20 @@ class DevicePass:
         self._ready: dict[Any, Any] = {}  # compiled kernels by what they were compiled for
 
     def room_for(self, tensors: Sequence[Tensor]) -> bool:
-        if len(tensors) == 1:
-            return self._used + _pieces(tensors[0], self._piece_of(tensors)) <= PARTIALS
         return self._used + sum(sum(pieces) for _, _, pieces in self._cut(tensors)) <= PARTIALS
 
-    def measure(self, tensor: Tensor, row: int) -> None:
-        """Launch the pass over one tensor, whose statistics will be row `row`."""
-        piece = self._piece_of((tensor,))
-        pieces = _pieces(tensor, piece)
-        self._launch(tensor.dtype, (piece, pieces), (tensor.data_ptr(), tensor.numel(), self._none, 0))
-        self._jobs += (row, self._used, pieces, tensor.numel())
+    def measure(self, tensor: Tensor, row: int) -> bool:
+        """Launch the pass over one tensor, whose statistics will be row `row`. False where there is no room for it."""
+        count = tensor.numel()
+        words = -(-count * tensor.element_size() // 8)
+        piece = self._piece_for(words)
+        pieces = -(-words // piece)
+        if self._used + pieces > PARTIALS:
+            return False
+        self._launch(tensor.dtype, (piece, pieces), (tensor.data_ptr(), count, self._none, 0))
+        self._jobs += (row, self._used, pieces, count)
         self._used += pieces
+        return True
 
     def measure_all(self, tensors: Sequence[Tensor], first_row: int, *, less: Sequence[Tensor] = ()) -> None:
         """The same for several tensors, one launch for each type among them. `less`: of each tensor less its
@@ -172,7 +175,9 @@ class DevicePass:
 
     def _piece_of(self, tensors: Sequence[Tensor]) -> int:
         """Words of a piece: all tensors of one type in one call are cut alike."""
-        words = sum(tensor.numel() * tensor.element_size() // 8 for tensor in tensors)
+        return self._piece_for(sum(tensor.numel() * tensor.element_size() // 8 for tensor in tensors))
+
+    def _piece_for(self, words: int) -> int:
         return self._large if words >= MANY * self._large else self._small
 
     def _launch(

@@ -25,6 +25,7 @@ SLOW_LAUNCH_NS = 20_000_000  # a launch that takes longer has compiled its kerne
 STREAMS = 64  # that are remembered
 SPARE_EVENTS = 4096  # marks that are kept for being used again
 _WIDTH = 9
+_FAILED = object()  # what a launch that raised returns
 
 Head = tuple[
     int, int, int, int, int, int
@@ -112,9 +113,7 @@ class DeviceQueue:
         if buffer is None or _shared(buffer, tensor, taker):
             return
         fused = buffer.fused
-        launched = False
-        if fused is not None and not buffer.failed and readable(tensor) and self._fits(buffer, fused, (tensor,)):
-            launched = self._launched(buffer, lambda: fused.measure(tensor, buffer.used))
+        launched = fused is not None and not buffer.failed and readable(tensor) and self._one(buffer, fused, tensor)
         if launched or measure_on_device(tensor, buffer.slot.rows[buffer.used]):
             buffer.waiting.append((buffer.used, False, taker))
             buffer.used += 1
@@ -134,7 +133,7 @@ class DeviceQueue:
         fused = None if buffer is None else buffer.fused
         if buffer is None or fused is None or buffer.failed or not self._fits(buffer, fused, tensors):
             return False
-        if not self._launched(buffer, lambda: fused.measure_all(tensors, buffer.used, less=less)):
+        if self._launched(buffer, lambda: fused.measure_all(tensors, buffer.used, less=less)) is _FAILED:
             return False
         buffer.waiting += [(row, False, taker) for row, (_, taker) in enumerate(wanted, buffer.used)]
         if together is not None:
@@ -143,6 +142,13 @@ class DeviceQueue:
         buffer.last = (None, -1)
         return True
 
+    def _one(self, buffer: _Buffer, fused: DevicePass, tensor: Tensor) -> bool:
+        made = self._launched(buffer, fused.measure, tensor, buffer.used)
+        if made is False and buffer.used:
+            self._copy(buffer)
+            made = self._launched(buffer, fused.measure, tensor, buffer.used)
+        return made is True
+
     def _fits(self, buffer: _Buffer, fused: DevicePass, tensors: Sequence[Tensor]) -> bool:
         if fused.room_for(tensors):
             return True
@@ -150,21 +156,22 @@ class DeviceQueue:
             self._copy(buffer)
         return fused.room_for(tensors)
 
-    def _launched(self, buffer: _Buffer, launch: Callable[[], None]) -> bool:
-        """Where Triton fails (no compiler for the host, an old device), torch operations do its work from then on."""
+    def _launched(self, buffer: _Buffer, launch: Callable[..., Any], *args: Any) -> Any:
+        """What the launch returns. Where Triton fails (no compiler for the host, an old device), torch operations do
+        its work from then on."""
         start, device = time.perf_counter_ns(), buffer.slot.rows.device
         if device.index == torch._C._cuda_getDevice():
-            why = attempt_or_why(launch)[1]
+            made, why = attempt_or_why(lambda: launch(*args))
         else:
             with torch.cuda.device(device):
-                why = attempt_or_why(launch)[1]
+                made, why = attempt_or_why(lambda: launch(*args))
+        if why is not None:
+            buffer.failed, made = True, _FAILED
+            log.warning("the Triton kernel cannot be used, torch operations are: %s", why)
         took = time.perf_counter_ns() - start
         if took > SLOW_LAUNCH_NS and self.set_aside is not None:
             self.set_aside(took)
-        if why is not None:
-            buffer.failed = True
-            log.warning("the Triton kernel cannot be used, torch operations are: %s", why)
-        return why is None
+        return made
 
     def mark(self) -> Any:
         """A moment on the device's own clock; None without CUDA. Host time would be the time of launching, not of
@@ -236,7 +243,7 @@ class DeviceQueue:
         rows are used again only once they have been read."""
         slot, device = buffer.slot, buffer.slot.rows.device
         fused = buffer.fused
-        if fused is not None and not self._launched(buffer, lambda: fused.finish_into(slot.rows)):
+        if fused is not None and self._launched(buffer, fused.finish_into, slot.rows) is _FAILED:
             buffer.waiting = [one for one in buffer.waiting if one[1]]  # the other rows were never made
             buffer.fused = None
         with torch.cuda.device(device):
