@@ -1,4 +1,4 @@
-"""Everything that needs a CUDA machine, in one command and under eight minutes: what watching GPT-2 costs, eager and
+"""Everything that needs a CUDA machine, in one command and under ten minutes: what watching GPT-2 costs, eager and
 compiled, that losses stay the same, memory, no synchronisation, the speed of the kernel, and the time of each layer.
 
 python benchmarks/gpu/all.py [--dry] [--only SECTION ...]     writes $OUT/gpu.json and $OUT/gpu.txt
@@ -22,8 +22,16 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
-LIMIT_S = 480
-SECTIONS = {"eager": 140, "padded": 90, "kernels": 40, "compiled": 150, "layers": 30, "inexact": 90}  # seconds
+LIMIT_S = 560
+SECTIONS = {  # seconds each may take
+    "eager": 140,
+    "padded": 90,
+    "kernels": 40,
+    "compiled": 150,
+    "exact": 100,
+    "layers": 30,
+    "inexact": 90,
+}
 EAGER = ("eager", "padded")
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.kernels import twin
-from neuraldbg.capture.kernels.device import KINDS, DevicePass, readable
+from neuraldbg.capture.kernels.device import KINDS, PLANS, DevicePass, readable
 from neuraldbg.capture.kernels.elements import WIDTH, Element, Row
 from neuraldbg.capture.torch.device import _Buffer, _shared
 from neuraldbg.capture.torch.stats import from_device_row
@@ -156,3 +156,15 @@ def test_small_tensors_are_cut_smaller_and_all_of_one_call_alike() -> None:
         assert_alike(row, twin.measure(bytes_of(tensor), Element.float32))
     assert passes._piece_of(tensors) == 1024
     assert passes._piece_of([torch.empty(4096 * 1024, dtype=torch.float64, device="meta")]) == 4096
+
+
+@needs_triton
+def test_a_group_at_the_same_place_is_read_anew(device_pass: DevicePass) -> None:
+    tensors = [some(Element.float32, size) for size in (700, 3000)]
+    for factor in (1.0, 3.0):
+        for tensor in tensors:
+            tensor.mul_(factor)
+        device_pass.measure_all(tensors, 0)
+        for row, tensor in zip(rows_of(device_pass, 2), tensors, strict=True):
+            assert_alike(row, twin.measure(bytes_of(tensor), Element.float32))
+    assert len(device_pass._plans) <= PLANS
