@@ -26,10 +26,9 @@ STREAMS = 64  # that are remembered
 SPARE_EVENTS = 4096  # marks that are kept for being used again
 _WIDTH = 9
 _FAILED = object()  # what a launch that raised returns
+_item = torch._C.TensorBase.item  # not the method, whose calls by the user are counted
 
-Head = tuple[
-    int, int, int, int, int, int
-]  # step, site, pass, kind, phase, slot of a row that goes to the trace as it is
+Head = tuple[int, int, int, int, int, int]  # step, site, pass, kind, phase, slot: of a row that is written as it came
 Taker = Head | Callable[[Any], None]
 Wanted = tuple[Tensor, Taker]
 Together = Callable[[NDArray[np.float64]], None]
@@ -92,7 +91,7 @@ class DeviceQueue:
             return False
         value = tensor.detach()
         if value.device.type == "cpu":
-            deliver(float(value))
+            deliver(float(_item(value)))
             return True
         buffer = self._room(value.device)
         if buffer is None:
