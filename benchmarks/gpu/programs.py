@@ -105,8 +105,8 @@ class Training:
         return [self.step() for _ in range(steps)]
 
     def timed(self, steps: int) -> float:
-        """Milliseconds of one step, over as many without a wait in between. Python's full collection of garbage, some
-        170 ms that fall into one stretch or another, is had before, in every arm alike."""
+        """Milliseconds of one step, over as many without a wait in between. Python's full collection of garbage, a
+        tenth of a second or two that fall into one stretch or another, is had before, in every arm alike."""
         gc.collect()
         wait(self.size)
         start = time.perf_counter()
