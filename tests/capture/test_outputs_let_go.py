@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from watching import net, watching
 
+from neuraldbg.capture.torch import hooks
 from neuraldbg.capture.torch.probes import sample
 from neuraldbg.capture.torch.probes.loss_replay import Tape
 
@@ -80,3 +81,18 @@ def test_large_outputs_on_a_device_are_left_alone(
     alive_before_backward(tmp_path)
     assert outputs_seen == [8, 8, 8]
     assert computed == []
+
+
+def test_gradients_of_many_accumulated_passes_are_not_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "ARRIVED_IN_ALL", 3 * 8 * 4)
+    kept = []
+    with watching(tmp_path) as capture:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(2):
+            for _ in range(6):
+                model(torch.randn(8, 4)).sum().backward()
+            kept.append(sum(one.arrived is not None for one in capture.passes.kept()))
+            optimizer.step()
+            kept.append(len(capture.passes.kept()))
+    assert kept == [3, 0, 3, 0]
