@@ -13,7 +13,7 @@ from programs import IN_FULL, Results, Size, Training, equal, interval, name_of,
 from torch import Tensor
 
 GROUPS = 4
-LATER = 130  # updates after which evidence is gathered in one of 16
+LATER = 130  # updates after which evidence is gathered in one of 8
 PADDED = 50304  # a vocabulary that matrix products of half precision like, as most people train with
 
 
