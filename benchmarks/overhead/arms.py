@@ -40,6 +40,11 @@ OURS = (
         "every step: time, 9 statistics of outputs, their gradients, parameters, gradients, updates; all evidence",
         ("--budget", "full"),
     ),
+    Arm(
+        "record",
+        "everything, under a budget of 1 %, and what making any step again takes",
+        ("--budget", "1%", "--record", "full"),
+    ),
     Arm("off", "the ledger of calls, loss and facts for the diagnosis; no statistics", ("--budget", "off")),
 )
 

@@ -59,6 +59,7 @@ class Gate:
         self.say = say
         self.how_to_answer: Callable[[], str | None] = lambda: None  # where no prompt is: said with a pause
         self.watched_every: Callable[[float], None] = _nobody_writes  # seconds: what is recorded is written so often
+        self.past: Callable[..., dict[str, Any]] | None = None  # (step, kind, layer, slice): of a run that is recorded
         self.on_event: list[Callable[[dict[str, Any]], None]] = []
         self.kinds: dict[str, int] = {}  # of findings that stop the run -> how often they did
         self.when: list[tuple[str, Callable[[Stop], Any]]] = []  # the user's own functions

@@ -98,14 +98,25 @@ class PassRecord:
     backwards_before: int
 
     @classmethod
-    def take(cls, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, backwards: int) -> PassRecord:
-        with torch.no_grad():
-            buffers = {name: buffer.detach().clone() for name, buffer in root.named_buffers()}
+    def take(
+        cls,
+        root: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        backwards: int,
+        buffers: dict[str, Tensor] | None = None,
+        training: tuple[bool, ...] | None = None,
+    ) -> PassRecord:
+        """`buffers` and `training`: copies of them, where somebody has made some."""
+        if buffers is None:
+            with torch.no_grad():
+                buffers = {name: buffer.detach().clone() for name, buffer in root.named_buffers()}
         return cls(
             rng=RngState.take(),
             args=map_tensors(args, _keep),
             kwargs=map_tensors(kwargs, _keep),
-            training=tuple(module.training for module in root.modules()),
+            training=tuple(module.training for module in root.modules()) if training is None else training,
             buffers=buffers,
             autocast=tuple(_autocast(kind) for kind in ("cpu", "cuda")),
             grad_enabled=torch.is_grad_enabled(),
