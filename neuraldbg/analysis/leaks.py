@@ -21,7 +21,10 @@ SETTLED: Final = 10  # steps until caches, allocators and optimizer state have w
 LEAST_BYTES: Final = 4 * 2**20
 LEAST_SHARE: Final = 0.02  # of what was there
 SURE, STILL = 0.99, 0.9  # of the whole curve, of its second half
-SERIES: Final = (("device_bytes", "device"), ("host_allocated_bytes", "host"), ("rss_bytes", "host"))
+SERIES: Final = (
+    *(("device_allocated_bytes", "device"), ("device_bytes", "device")),
+    *(("host_allocated_bytes", "host"), ("rss_bytes", "host")),
+)
 MB: Final = 2**20
 
 

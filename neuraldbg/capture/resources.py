@@ -113,9 +113,14 @@ def device_memory(device: int | None = None) -> dict[str, int] | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    devices = range(torch.cuda.device_count()) if device is None else (device,)
-    readers = {"allocated": "memory_allocated", "reserved": "memory_reserved", "peak": "max_memory_allocated"}
-    return {name: sum(int(getattr(torch.cuda, read)(one)) for one in devices) for name, read in readers.items()}
+    told = {"allocated": 0, "reserved": 0, "peak": 0}
+    for one in range(torch.cuda.device_count()) if device is None else (device,):
+        read = torch.cuda.memory_stats_as_nested_dict(one)  # all three at once; the flat form takes ten times as long
+        allocated, reserved = ((read.get(f"{name}_bytes") or {}).get("all", {}) for name in ("allocated", "reserved"))
+        told["allocated"] += int(allocated.get("current", 0))
+        told["peak"] += int(allocated.get("peak", 0))
+        told["reserved"] += int(reserved.get("current", 0))
+    return told
 
 
 def device_names() -> list[str]:
