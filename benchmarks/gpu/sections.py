@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import Results, Size, Training, interval, wait, watched
-from torch import Tensor, nn
+from layer_times import layers  # noqa: F401  one of the sections
+from programs import Results, Size, Training, wait, watched
+from torch import Tensor
+from turns import in_turns
 
 from neuraldbg.capture.torch.attach import TorchCapture
-from neuraldbg.records import Phase
 from neuraldbg.trace import open_trace
-from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
+from neuraldbg.trace.tables import KIND_CODE
 
-GROUPS = 4
 IN_FULL = 21  # updates after which the budget rules
 SETTINGS = ((512, 4, 64), (1024, 4, 32), (2048, 8, 32), (2048, 4, 16), (1024, 8, 64))  # block, warps, blocks a piece
 
@@ -39,26 +39,23 @@ def eager(size: Size, results: Results) -> None:
     training = Training(size)
     training.run(steps(size, 5))
     _memory(size, results, training)
-    ratios: dict[str, list[float]] = {"default": [], "full": [], "control": []}
-    bare = training.timed(steps(size, 10))
-    for _ in range(GROUPS if size.device == "cuda" else 1):
-        taken = {}
-        with watched(0.01) as (capture, _run):
+    runs: list[Path] = []
+
+    def default() -> float:
+        with watched(0.01) as (capture, _):
             training.run(steps(size, IN_FULL))
-            taken["default"] = training.timed(steps(size, 20))
+            took = training.timed(steps(size, 20))
             results.add("default overhead as told", capture.overhead())
+        return took
+
+    def full() -> float:
         with watched(None) as (_, run):
             training.run(3)
-            taken["full"] = training.timed(steps(size, 10))
-        again, third = training.timed(steps(size, 10)), training.timed(steps(size, 10))
-        for name, one in taken.items():
-            ratios[name].append(one / ((bare + again) / 2))
-        ratios["control"].append(third / again)
-        bare = third
-        results.add("bare ms", bare)
-        for name, values in ratios.items():
-            results.add(f"{name} / bare", interval(values))
-    results.add("rows of one full step", _rows(run))
+            runs[:] = [run]
+            return training.timed(steps(size, 10))
+
+    in_turns(size, results, training, {"default": default, "full": full}, steps(size, 10))
+    results.add("rows of one full step", _rows(runs[0]))
     _no_sync(size, results, training)
     _what_costs(size, results, training)
 
@@ -210,25 +207,18 @@ def _from_the_start(size: Size, training: Training) -> list[Tensor]:
 
 
 def _arms(size: Size, results: Results, training: Training, capture: TorchCapture) -> None:
-    ratios: dict[str, list[float]] = {"default": [], "full": [], "control": []}
+    def watching(share: float | None) -> Callable[[], float]:
+        def arm() -> float:
+            capture.core.on, capture.core.budget.share, capture.core.budget.full = True, share, share is None
+            training.run(3 if share is None else steps(size, IN_FULL))
+            took = training.timed(steps(size, 10 if share is None else 20))
+            capture.core.on = False
+            return took
+
+        return arm
+
     training.run(2)
-    bare = training.timed(steps(size, 20))
-    for _ in range(GROUPS if size.device == "cuda" else 1):
-        taken = {}
-        for name, share in (("default", 0.01), ("full", None)):
-            capture.core.on, capture.core.budget.share = True, share
-            capture.core.budget.full = share is None
-            training.run(steps(size, IN_FULL) if name == "default" else 3)
-            taken[name] = training.timed(steps(size, 20 if name == "default" else 10))
-        capture.core.on = False
-        again, third = training.timed(steps(size, 10)), training.timed(steps(size, 10))
-        for name, one in taken.items():
-            ratios[name].append(one / ((bare + again) / 2))
-        ratios["control"].append(third / again)
-        bare = third
-        results.add("bare ms", bare)
-        for name, values in ratios.items():
-            results.add(f"{name} / bare", interval(values))
+    in_turns(size, results, training, {"default": watching(0.01), "full": watching(None)}, steps(size, 10))
     capture.core.on = True
     capture.core.budget.share, capture.core.budget.full = None, True
     training.run(2)
@@ -309,76 +299,3 @@ def _launch_us(device: torch.device) -> dict[str, float]:
         took[name] = (time.perf_counter() - start) / 8 / many * 1e6
     queue.finish_sync()
     return took
-
-
-# -- the time of layers ---------------------------------------------------------------------------------------------
-
-
-def layers(size: Size, results: Results) -> None:
-    """Forward time of each layer by our events, beside the kernels that torch.profiler saw inside of it."""
-    if size.device != "cuda":
-        results.add("layers", "needs a device")
-        return
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    training = Training(size)
-    ranges: list[Any] = []
-
-    def before(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            ranges.append(record_function(f"layer:{name}"))
-            ranges[-1].__enter__()
-
-        return hook
-
-    def after(*_: Any) -> None:
-        ranges.pop().__exit__(None, None, None)
-
-    leaves = [(name, one) for name, one in training.model.named_modules() if not any(True for _ in one.children())]
-    with watched(None) as (_, run):
-        training.run(6)
-        wait(size)
-    handles = [h for name, one in leaves for h in _both(one, before(name), after)]
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        training.run(3)
-        wait(size)
-    for handle in handles:
-        handle.remove()
-    theirs: dict[str, list[float]] = {}
-    for event in seen.events():
-        if event.name.startswith("layer:") and "CPU" in str(event.device_type):
-            theirs.setdefault(event.name[6:], []).append(float(event.device_time_total))
-    ours = _spans(run)
-    _compare(results, ours, {name: statistics.median(times) for name, times in theirs.items()})
-
-
-def _both(module: nn.Module, before: Any, after: Any) -> tuple[Any, Any]:
-    return module.register_forward_pre_hook(before), module.register_forward_hook(after)
-
-
-def _spans(run: Path) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    with open_trace(run) as trace:
-        paths = {site.id: site.path for site in trace.sites}
-        table = trace.table("spans")
-        keep = (table["phase"] == PHASE_CODE[Phase.FORWARD]) & (table["step"] >= 2)
-        for site, duration in zip(table["site"][keep].tolist(), table["duration_ns"][keep].tolist(), strict=True):
-            found.setdefault(paths.get(site, "?"), []).append(duration / 1e3)
-    return {path: statistics.median(times) for path, times in found.items()}
-
-
-def _compare(results: Results, ours: dict[str, float], theirs: dict[str, float]) -> None:
-    apart = {name: ours[name] / theirs[name] - 1 for name in theirs if name in ours and theirs[name] > 0}
-    if not apart:
-        results.add("compared", {"ours": len(ours), "profiler": len(theirs)})
-        return
-    sizes = sorted(abs(value) for value in apart.values())
-    total = sum(theirs[name] for name in apart)
-    close = sum(theirs[name] for name, value in apart.items() if abs(value) <= 0.05)
-    results.add("layers compared", len(apart))
-    results.add("median difference", statistics.median(sizes))
-    results.add("share of layers within 5 %", sum(value <= 0.05 for value in sizes) / len(sizes))
-    results.add("share of their time within 5 %", close / total)
-    results.add("total of ours / theirs", sum(ours[name] for name in apart) / total)
-    worst = sorted(apart, key=lambda name: -abs(apart[name]))[:8]
-    results.add("furthest apart, us", {name: (round(ours[name], 1), round(theirs[name], 1)) for name in worst})

@@ -88,5 +88,7 @@ def layer_row(one: LayerCost, costs: Costs, spent: Phases) -> dict[str, Any]:
         "memory_bytes": one.memory_bytes,
         "flops": one.flops,
         "flops_per_s": one.flops_per_s,
+        "device_ms": None if one.device_ns is None else one.device_ns / 1e6,
+        "late_share": one.late_share,
         "source": one.source,
     }

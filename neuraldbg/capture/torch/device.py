@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import weakref
 from collections import deque
@@ -143,9 +144,18 @@ class DeviceQueue:
         running."""
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             return None
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._free() or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+    def _free(self) -> Any:
+        """A mark that can be used again: nobody holds it. The end of one stretch is the beginning of the next, and that
+        one may not be over."""
+        while self._spare:
+            event = self._spare.pop()
+            if sys.getrefcount(event) <= _ALONE:
+                return event
+        return None
 
     def elapsed(self, start: Any, end: Any, deliver: Callable[[int], None]) -> None:
         """Nanoseconds between two marks, once the device has passed them."""
@@ -219,6 +229,16 @@ class DeviceQueue:
         flight.buffer.free.append(flight.slot)
         for row, (is_scalar, deliver) in zip(rows, flight.waiting, strict=True):
             deliver(row[0] if is_scalar else from_device_row(row))
+
+
+def _count_of_one() -> int:
+    """What `getrefcount` says, asked in the way of `_free`, of something that nobody else holds."""
+    spare = [object()]
+    event = spare.pop()
+    return sys.getrefcount(event)
+
+
+_ALONE = _count_of_one()
 
 
 def _shared(buffer: _Buffer, tensor: Tensor, deliver: Deliver) -> bool:
