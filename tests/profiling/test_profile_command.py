@@ -228,6 +228,14 @@ def test_values_fetched_one_by_one_are_named_with_their_line(torch_server: ForkS
     assert fetching["details"]["fetches_a_step"] == pytest.approx(256, rel=0.05)
 
 
+def test_conditions_on_tensors_are_fetches_too(torch_server: ForkServer, tmp_path: Path) -> None:
+    line = "    seen = [row[0].item() for row in out]"
+    script = FETCHES.replace(line, "    seen = [1 for row in out if row[0] > 0]")
+    found = told(torch_server, tmp_path, script)
+    (fetching,) = [one for one in found["bottlenecks"] if "fetched" in one["summary"]]
+    assert fetching["source"] == f"train.py:{FETCHES.splitlines().index(line) + 1}"
+
+
 def test_tiny_batches_are_named(torch_server: ForkServer, tmp_path: Path) -> None:
     found = told(torch_server, tmp_path, TINY_BATCHES)
     (small,) = [one for one in found["bottlenecks"] if "a call of a layer takes" in one["summary"]]
