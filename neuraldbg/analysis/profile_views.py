@@ -39,6 +39,8 @@ _LAYER_COLUMNS: Final = (
     *(("output", "bytes"), ("FLOP/s", "count")),
 )
 
+_DEVICE_COLUMNS: Final = (("forward, launched ahead", "ms"), ("launched late", "share"))
+
 
 def views_of(told: Profile, resources: Profile) -> list[dict[str, Any]]:
     """`told`: a profile; `resources`: the curves of its run."""
@@ -112,17 +114,20 @@ def _layer_charts(layers: Sequence[Profile]) -> list[Chart]:
     first = sorted(timed, key=lambda row: -row["forward_ms"]["mean"])[:MOST_BARS]
     values = {row["path"]: row["forward_ms"]["mean"] for row in first}
     spread = [row["forward_ms"]["std"] for row in first]
+    on_device = any(row["late_share"] is not None for row in layers)
     rows = [
         [
             *(row[name] for name in ("path", "type", "self_ms", "share", "total_ms", "calls")),
             *(row["forward_ms"][name] for name in ("mean", "std", "p95")),
             *(row["backward_ms"][name] for name in ("mean", "std")),
             *(row["memory_bytes"], row["flops_per_s"]),
+            *([row["device_ms"], row["late_share"]] if on_device else []),
         ]
         for row in layers[:MOST_ROWS]
     ]
     shown = _bars("Forward of one call", values, "ms", spread)
-    return [shown, _table("Layers: self and total of a step, forward and backward of a call", _LAYER_COLUMNS, rows)]
+    title, columns = "Layers: self and total of a step, forward and backward of a call", _LAYER_COLUMNS
+    return [shown, _table(title, (*columns, *(_DEVICE_COLUMNS if on_device else ())), rows)]
 
 
 def _layers_by_hand(stats: Profile) -> list[Chart]:

@@ -68,6 +68,9 @@ def _layer_lines(rows: Sequence[Profile], width: int) -> Iterator[tuple[str, str
     for row in rows:
         yield _line(_cells(row), widths), None
     yield "ms: self and total are of one step, fwd and bwd of one call", "dim"
+    late = sum(1 for row in rows if (row["late_share"] or 0.0) > 0.5)
+    if late:
+        yield f"{late} of these waited for the host to launch them, and take less: device_ms in --json", "dim"
 
 
 def _cells(row: Profile) -> dict[str, str]:
