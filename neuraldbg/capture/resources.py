@@ -93,11 +93,13 @@ def machine() -> dict[str, int | None]:
 
 
 def device_total_bytes() -> int | None:
-    """Memory of the current CUDA device; None when CUDA is not in use."""
+    """Memory of the CUDA devices that something is allocated on, else of the current one; None without CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    used = [one for one in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(one)]
+    devices = used or [torch.cuda.current_device()]
+    return sum(int(torch.cuda.get_device_properties(one).total_memory) for one in devices)
 
 
 def device_bytes() -> int | None:

@@ -124,6 +124,7 @@ def _memory_lines(told: Profile) -> Iterator[tuple[str, str | None]]:
         ("activation_bytes", "kept for backward"),
         ("peak_rss_bytes", "process, most"),
         ("peak_device_bytes", "device, most"),
+        ("peak_reserved_bytes", "device, reserved"),
     ):
         if memory[name] is not None:
             yield f"{label:<18}{size(memory[name]):>10}", None
