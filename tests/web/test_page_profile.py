@@ -34,3 +34,15 @@ def test_a_debugged_run_has_six_profiling_views(page: Any, recorded: str) -> Non
             (Path(folder) / f"profile-{title.split()[0].lower()}.png").write_bytes(page.screenshot(full_page=True))
     page.get_by_role("button", name="Backend comparison").click()
     page.get_by_text("--compare-backends").wait_for()
+
+
+def test_a_report_has_the_same_views(lone: Any, reports: Any, page: Any, recorded: str) -> None:
+    sent = lone(reports["healthy"], query="?view=performance")
+    page.goto(f"{recorded}/?view=performance&run=healthy")
+    told = []
+    for each in (sent, page):
+        layers = each.get_by_role("region", name="Layer profiling")
+        layers.get_by_text("Phases of a step").wait_for()
+        rows = layers.get_by_role("row")
+        told.append([rows.nth(at).inner_text() for at in range(rows.count())])
+    assert told[0] == told[1]
