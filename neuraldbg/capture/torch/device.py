@@ -23,6 +23,7 @@ ROWS = 1024  # rows of a device buffer; a full one is copied at once
 SLOW_LAUNCH_NS = 20_000_000  # a launch that takes longer has compiled its kernel, which happens once
 SPARE_EVENTS = 4096  # marks that are kept for being used again
 _WIDTH = 9
+_item = torch._C.TensorBase.item  # not the method, whose calls by the user are counted
 
 Deliver = Callable[[Any], None]
 Wanted = tuple[Tensor, Callable[[Measured], None]]
@@ -73,7 +74,7 @@ class DeviceQueue:
             return False
         value = tensor.detach()
         if value.device.type == "cpu":
-            deliver(float(value))
+            deliver(float(_item(value)))
             return True
         buffer = self._room(value.device)
         if buffer is None:

@@ -59,8 +59,7 @@ class LayerWatch:
         if one.looked:
             for observe in core.on_look:
                 observe(layer, one, values)
-            for notice in core.moments.layer_run:
-                notice(module, layer, one, values)
+            core.tell(core.moments.layer_run, module, layer, one, values)
         core.own_ns += now_ns() - begin
 
     def mark_packed(self, outputs: list[Tensor]) -> None:

@@ -132,8 +132,8 @@ class LightRecord:
 
     __slots__ = ("autocast", "inputs", "rng")
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.rng = torch.get_rng_state()
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> None:
+        self.rng = torch.get_rng_state() if random else None
         self.inputs = (_weakly(args), _weakly(kwargs) if kwargs else {})
         casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self.autocast = tuple(_autocast(kind) for kind in ("cpu", "cuda")) if casting else None
@@ -146,7 +146,8 @@ class LightRecord:
         args, kwargs = map_leaves(self.inputs, WeakValue, lambda leaf: leaf.ref())
         now = PassRecord.take(root, args, kwargs, backwards=0)
         autocast = self.autocast or tuple(replace(one, enabled=False) for one in now.autocast)
-        return replace(now, rng=replace(now.rng, torch_cpu=self.rng), autocast=autocast, grad_enabled=True)
+        rng = now.rng if self.rng is None else replace(now.rng, torch_cpu=self.rng)
+        return replace(now, rng=rng, autocast=autocast, grad_enabled=True)
 
 
 class WeakValue:

@@ -16,7 +16,7 @@ from neuraldbg.capture.torch.tree import Model
 from neuraldbg.capture.torch.updates import Known
 
 FIRST_LOOK = 10  # updates after which copies are searched for
-SHARE = 0.002  # of the time since the last search that one may take
+SHARE = 0.0005  # of the time since the last search that one may take
 AGAIN = 3  # and again each time that so many times as many have been made: some averages begin after a warm-up
 MOST_BYTES = 32 * 2**20  # of a model that is compared
 MOST_COPIES = 8

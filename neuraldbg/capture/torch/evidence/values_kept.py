@@ -12,13 +12,14 @@ from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.resources import device_memory, host_allocated_bytes, rss_bytes
-from neuraldbg.capture.torch.core import now_ns
+from neuraldbg.capture.torch.core import RARELY, now_ns
 from neuraldbg.capture.torch.evidence.graphs_kept import held_by_the_user
 from neuraldbg.capture.torch.growing import growing_line
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
 
+CLOSELY: Final = 256  # updates after each of which memory is looked at; later now and then
 FIRST: Final = 10  # updates until what is there counts as the beginning
 GREW: Final = 2 * 2**20  # bytes since then that make us look
 LEAST: Final = 2**18  # bytes by which a holder must have grown
@@ -39,6 +40,8 @@ class KeptValues:
 
     def _updated(self, *_: Any) -> None:
         recorder, step = self.core.recorder, self.core.recorder.step
+        if step > CLOSELY and step % RARELY and not self.core.looking:
+            return
         used = host_allocated_bytes()
         if used is not None:
             recorder.scalar("host_allocated_bytes", float(used))
