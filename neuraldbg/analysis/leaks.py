@@ -59,8 +59,8 @@ class Leak:
 
 
 def trend(steps: Sequence[int], values: Sequence[float]) -> Trend | None:
-    """None where there are too few points. Windows are stretches of as many steps, however often memory was looked at
-    in them; each is told by its lowest point: what comes and goes within one (a batch, a cache that is emptied) does not
+    """None where there are too few points. Windows are stretches of as many steps, however often memory was looked
+    at; each is told by its lowest point: what comes and goes within one (a batch, a cache that is emptied) does not
     count."""
     at, level = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     good = np.isfinite(level)
