@@ -24,7 +24,8 @@ from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
-RARELY = 16  # steps: where every one is measured, evidence is gathered in ever fewer, down to one of so many
+RARELY = 16  # steps: one of so many is told to those who look rarely
+SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
 _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
     "pass_begun pass_ended layer_run backward_begun backward_done update_begun update_done".split()
 )
@@ -139,7 +140,7 @@ class Core:
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
         budget, step, before = self.budget, self.recorder.step, self.looking
-        gap = min(RARELY, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, 8, then 16
+        gap = min(SELDOM, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, ... 64 from 1024 on
         self._looks = budget.full and (budget.starting or step % gap == 0 or step - self._looked_at >= gap)
         if self.looking:
             self._looked_at = step
