@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from layer_times import layers  # noqa: F401  one of the sections
 from programs import IN_FULL, Results, Size, Training, equal, interval, name_of, rows_of, steps, wait, watched
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuraldbg.capture.torch.attach import TorchCapture
-from neuraldbg.records import Phase
 from neuraldbg.trace import open_trace
-from neuraldbg.trace.tables import PHASE_CODE
 
 GROUPS = 4
 SETTINGS = ((512, 4, 64), (1024, 4, 32), (2048, 8, 32), (2048, 4, 16), (1024, 8, 64))  # block, warps, blocks a piece
@@ -189,76 +187,3 @@ def _launch_us(device: torch.device) -> dict[str, float]:
         took[name] = (time.perf_counter() - start) / 8 / many * 1e6
     queue.finish_sync()
     return took
-
-
-# -- the time of layers ---------------------------------------------------------------------------------------------
-
-
-def layers(size: Size, results: Results) -> None:
-    """Forward time of each layer by our events, beside the kernels that torch.profiler saw inside of it."""
-    if size.device != "cuda":
-        results.add("layers", "needs a device")
-        return
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    training = Training(size)
-    ranges: list[Any] = []
-
-    def before(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            ranges.append(record_function(f"layer:{name}"))
-            ranges[-1].__enter__()
-
-        return hook
-
-    def after(*_: Any) -> None:
-        ranges.pop().__exit__(None, None, None)
-
-    leaves = [(name, one) for name, one in training.model.named_modules() if not any(True for _ in one.children())]
-    with watched(None) as (_, run):
-        training.run(6)
-        wait(size)
-    handles = [h for name, one in leaves for h in _both(one, before(name), after)]
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        training.run(3)
-        wait(size)
-    for handle in handles:
-        handle.remove()
-    theirs: dict[str, list[float]] = {}
-    for event in seen.events():
-        if event.name.startswith("layer:") and "CPU" in str(event.device_type):
-            theirs.setdefault(event.name[6:], []).append(float(event.device_time_total))
-    ours = _spans(run)
-    _compare(results, ours, {name: statistics.median(times) for name, times in theirs.items()})
-
-
-def _both(module: nn.Module, before: Any, after: Any) -> tuple[Any, Any]:
-    return module.register_forward_pre_hook(before), module.register_forward_hook(after)
-
-
-def _spans(run: Path) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    with open_trace(run) as trace:
-        paths = {site.id: site.path for site in trace.sites}
-        table = trace.table("spans")
-        keep = (table["phase"] == PHASE_CODE[Phase.FORWARD]) & (table["step"] >= 2)
-        for site, duration in zip(table["site"][keep].tolist(), table["duration_ns"][keep].tolist(), strict=True):
-            found.setdefault(paths.get(site, "?"), []).append(duration / 1e3)
-    return {path: statistics.median(times) for path, times in found.items()}
-
-
-def _compare(results: Results, ours: dict[str, float], theirs: dict[str, float]) -> None:
-    apart = {name: ours[name] / theirs[name] - 1 for name in theirs if name in ours and theirs[name] > 0}
-    if not apart:
-        results.add("compared", {"ours": len(ours), "profiler": len(theirs)})
-        return
-    sizes = sorted(abs(value) for value in apart.values())
-    total = sum(theirs[name] for name in apart)
-    close = sum(theirs[name] for name, value in apart.items() if abs(value) <= 0.05)
-    results.add("layers compared", len(apart))
-    results.add("median difference", statistics.median(sizes))
-    results.add("share of layers within 5 %", sum(value <= 0.05 for value in sizes) / len(sizes))
-    results.add("share of their time within 5 %", close / total)
-    results.add("total of ours / theirs", sum(ours[name] for name in apart) / total)
-    worst = sorted(apart, key=lambda name: -abs(apart[name]))[:8]
-    results.add("furthest apart, us", {name: (round(ours[name], 1), round(theirs[name], 1)) for name in worst})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import weakref
 from collections import deque
@@ -177,7 +178,7 @@ class DeviceQueue:
         running."""
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             return None
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._free() or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._current_stream())
         return event
 
@@ -191,6 +192,15 @@ class DeviceQueue:
                 self._streams.clear()
             self._streams[key] = stream
         return stream
+
+    def _free(self) -> Any:
+        """A mark that can be used again: nobody holds it. The end of one stretch is the beginning of the next, and that
+        one may not be over."""
+        while self._spare:
+            event = self._spare.pop()
+            if sys.getrefcount(event) <= _ALONE:
+                return event
+        return None
 
     def elapsed(self, start: Any, end: Any, deliver: Callable[[int], None]) -> None:
         """Nanoseconds between two marks, once the device has passed them."""
@@ -268,6 +278,16 @@ class DeviceQueue:
                 taker.take(rows[row : row + taker.count])
             elif type(taker) is not tuple:
                 taker(float(rows[row, 0]) if is_scalar else from_device_row(rows[row].tolist()))
+
+
+def _count_of_one() -> int:
+    """What `getrefcount` says, asked in the way of `_free`, of something that nobody else holds."""
+    spare = [object()]
+    event = spare.pop()
+    return sys.getrefcount(event)
+
+
+_ALONE = _count_of_one()
 
 
 def _shared(buffer: _Buffer, tensor: Tensor, taker: Taker) -> bool:
