@@ -151,9 +151,11 @@ class Rollups:
         edges = _edges(_of_window(question, int(steps[0]), int(steps[-1])), question.width)
         return Pieces(edges, [self._piece(question, selection, hit, edges) for hit in hits])
 
-    def each_step(self, question: Question) -> Pieces:
-        """The rows themselves, in a column for every step that has one: for questions that few rows answer."""
+    def each_step(self, question: Question) -> Pieces | None:
+        """The rows themselves, in a column for every step that has one; None where that would be too many columns."""
         selection, hits, steps = self._hits(question)
+        if len(steps) > question.width:
+            return None
         edges = np.r_[steps, steps[-1:] + 1]
         return Pieces(edges, [self._piece(question, selection, hit, edges) for hit in hits])
 

@@ -95,9 +95,10 @@ def series(
         found = _as_series(trace.rollups.pieces(asked), chosen.factor)
         rows = int((found.count + found.nan).sum())
         if 0 < rows <= points and (np.diff(found.edges) > 1).any():
-            exact = _as_series(trace.rollups.each_step(asked), chosen.factor)
-            if int((exact.count + exact.nan).sum()) == rows:  # else some are left only in roll-ups
-                return exact
+            exact = trace.rollups.each_step(asked)
+            each = found if exact is None else _as_series(exact, chosen.factor)
+            if int((each.count + each.nan).sum()) == rows:  # else some are left only in roll-ups
+                return each
         return found
     finally:
         trace.release()
@@ -139,8 +140,7 @@ def curves(trace: Trace, metric: Metric, width: int) -> Heatmap:
     """The same with the smallest values too, and where there is room with a column for every recorded step alone."""
     asked = Question(metric.kind, metric.field, None, trace.narrowed(None), width, metric.phases)
     try:
-        exact = trace.rollups.each_step(asked)
-        found = exact if 0 < len(exact.edges) - 1 <= width else trace.rollups.pieces(asked)
+        found = trace.rollups.each_step(asked) or trace.rollups.pieces(asked)
         return _as_heatmap(trace, found, metric.factor, lows=True)
     finally:
         trace.release()

@@ -234,8 +234,14 @@ def frame(
         if kind is Kind.SPAN:
             keep &= rows.phase == PHASE_CODE[Phase.FORWARD]
         for name in (name for name in names if METRICS[name].kind is kind):
-            found[name][places[keep]] = _values(rows, METRICS[name])[keep]  # of several rows the last counts
+            found[name][places[keep]] = single(_values(rows, METRICS[name])[keep])  # of several rows the last counts
     return found
+
+
+def single(values: NDArray[Any]) -> NDArray[np.float32]:
+    """In single precision, where a number that is too large for it is no infinity."""
+    largest = np.finfo(np.float32).max
+    return np.where(np.isfinite(values), np.clip(values, -largest, largest), values).astype(np.float32)
 
 
 def _values(rows: Rows, metric: Metric) -> NDArray[Any]:
