@@ -26,14 +26,14 @@ def shown(*values: float) -> data.Picture:
 
 
 def test_the_bytes_of_a_heatmap_are_shares_of_its_range() -> None:
-    assert shown(0.0, 1.0, 0.5, 0.25).cells.tolist() == [[0, 251, 125, 62]]
+    assert shown(0.0, 1.0, 0.5, 0.25).cells.tolist() == [[0, 250, 125, 62]]
     powers = shown(1e-6, 1e-3, 1.0, 0.0)
-    assert (powers.log, powers.cells.tolist()) == (True, [[0, 125, 251, 0]])
+    assert (powers.log, powers.cells.tolist()) == (True, [[0, 125, 250, 0]])
     assert (shown(np.nan).low, shown(np.nan).cells.tolist()) == (None, [[NO]])
 
 
 def test_an_infinity_is_neither_the_largest_value_nor_nothing() -> None:
-    assert shown(1.0, 2.0, np.inf, -np.inf).cells.tolist() == [[0, 251, data.PLUS_INF, data.MINUS_INF]]
+    assert shown(1.0, 2.0, np.inf, -np.inf).cells.tolist() == [[0, 250, data.PLUS_INF, data.MINUS_INF]]
     only = shown(np.inf, -np.inf)
     assert (only.low, only.high, only.cells.tolist()) == (None, None, [[data.PLUS_INF, data.MINUS_INF]])
 

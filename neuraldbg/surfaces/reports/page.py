@@ -277,9 +277,16 @@ def _curves(trace: Trace, metric: str, room: Room) -> dict[str, Any]:
     assert found.low is not None
     rows = [at for at, layer in enumerate(found.layers) if layer in modules]
     high, low = (_as_floats(each[rows], found.nan[rows]) for each in (found.values, found.low))
-    single = bool(np.array_equal(high.view(np.uint32), low.view(np.uint32)))
-    told = {"layers": [found.layers[at] for at in rows], "edges": found.edges.tolist()}
-    return {**told, "max": _base64(high), "min": None if single else _base64(low), "of": (trace.last_step or 0) + 1}
+    same = bool(np.array_equal(high.view(np.uint32), low.view(np.uint32)))
+    steps = (trace.last_step or 0) + 1
+    return {
+        "layers": [found.layers[at] for at in rows],
+        "edges": found.edges.tolist(),
+        "max": _base64(high),
+        "min": None if same else _base64(low),
+        "single": data.measured_steps(trace, metric, (0, steps)) == len(found.edges) - 1,  # a point for every step
+        "of": steps,
+    }
 
 
 def _as_floats(values: Any, nan: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ from neuraldbg.trace.rollup import METRICS, Metric
 from neuraldbg.trace.tables import LOWEST_OCTAVE, PHASE_CODE
 
 Span = tuple[int | None, int | None]
-TOP, MINUS_INF, PLUS_INF, NOT_MEASURED, NAN = 251, 252, 253, 254, 255  # cells of the heatmap: the scale has 0 to TOP
+TOP, MINUS_INF, PLUS_INF, NOT_MEASURED, NAN = 250, 252, 253, 254, 255  # cells of the heatmap: the scale has 0 to TOP
 HOLD = 2  # times the gap before it is how long a value stands for the steps after it
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
 MANY, STRAY = 1e12, 0.02  # of a range this wide, so few of the smallest values do not take the colours from the others
@@ -151,12 +151,12 @@ def drawn(trace: Trace, metric: str, between: Span, width: int) -> dict[str, Any
         "min": shown.low,
         "max": shown.high,
         "log": shown.log,
-        "measured": _measured_steps(trace, metric, (first, last)) if shown.held else None,
+        "measured": measured_steps(trace, metric, (first, last)) if shown.held else None,
         "of": last - first + 1,
     }
 
 
-def _measured_steps(trace: Trace, metric: str, between: Span) -> int:
+def measured_steps(trace: Trace, metric: str, between: Span) -> int:
     table = "spans" if metric_of(metric).kind is Kind.SPAN else "stats"
     return len(np.unique(trace.table(table, ["step"], between)["step"]))
 

@@ -87,7 +87,7 @@ def series(
     response_class=Response,
     responses={
         200: {
-            "description": "rows x columns of uint8: 0 to 251 from X-Min to X-Max, 252 -Inf, 253 +Inf or an infinity "
+            "description": "rows x columns of uint8: 0 to 250 from X-Min to X-Max, 252 -Inf, 253 +Inf or an infinity "
             "in the tensor, 254 not measured, 255 NaN. X-Held: yes where a value stands for steps after it, too. "
             "Column c holds the steps from first + c * n // columns on, n = last - first + 1; where there is an "
             "X-Column-Steps, column c > 0 those from X-Second-Step + (c - 1) * X-Column-Steps on. "
