@@ -173,6 +173,14 @@ def test_of_a_run_that_goes_on_it_tells_how_far_it_was(built: Path, tmp_path: Pa
     assert answers["/api/verdict"] == {"state": "undecided", "headline": "nothing wrong so far", "finding": None}
 
 
+def test_what_was_tried_is_in_it(built: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    assert held(html(run))["answers"]["/api/whatif"] == {"tried": None}
+    tried = {"control": {}, "arms": [{"intervention": "lr x0.1", "verdict": "no_effect", "causes": []}]}
+    (run / "whatif.json").write_text(json.dumps(tried))
+    assert held(html(run))["answers"]["/api/whatif"] == {"tried": tried}
+
+
 def test_the_loss_of_every_step_is_in_it(built: Path, tmp_path: Path) -> None:
     with made_run(tmp_path / "run") as run:
         for step in range(5000):

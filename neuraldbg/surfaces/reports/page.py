@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from neuraldbg.analysis import profile
 from neuraldbg.analysis.findings import strict
+from neuraldbg.analysis.tried import read_tried
 from neuraldbg.config.installation import own_version
 from neuraldbg.config.schema import CHARTS
 from neuraldbg.errors import UsageError
@@ -159,6 +160,7 @@ def answers(run: ServedRun, room: Room) -> dict[str, Any]:
             "/api/findings": {"findings": findings},
             "/api/anomalies": anomalies,
             "/api/ranks": {"ranks": inspector.rank_entries(trace)},
+            "/api/whatif": {"tried": read_tried(trace.path)},
             "/api/summary": _slowest(trace),
             "/api/resources": data.resources(trace, (None, None), POINTS // 2),
             **{f"/api/series?metric={name}": _series(trace, name) for name in data.series_names(trace)},

@@ -11,8 +11,7 @@ export function within(event: MouseEvent): { x: number; y: number; width: number
 
 /** A Svelte action: draws now, when something in `on` changes, and when the canvas gets another size. */
 export function drawn(canvas: HTMLCanvasElement, given: Drawing): { update(given: Drawing): void; destroy(): void } {
-  let now = given;
-  let wanted = 0;
+  let [now, wanted] = [given, 0];
   const paint = () => {
     wanted = 0;
     const { clientWidth: width, clientHeight: height } = canvas;

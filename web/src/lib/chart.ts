@@ -8,9 +8,7 @@ const TINY = 1e-14; // as is one this close to zero: the charts know no smaller 
 
 /** A scale for what can be drawn; by powers of ten where the values span many of them. */
 export function scaleOf(values: Iterable<number | null>, log?: boolean): Scale {
-  let low = Infinity;
-  let high = -Infinity;
-  let least = Infinity;
+  let [low, high, least] = [Infinity, -Infinity, Infinity];
   for (const value of values) {
     if (value === null || !Number.isFinite(value)) continue;
     low = Math.min(low, value);
@@ -38,8 +36,7 @@ export function valueAt(share: number, scale: Scale): number {
 
 /** The column that holds a step: `edges` are the first steps of the columns and, last, the step after them. */
 export function columnOf(step: number, edges: number[]): number {
-  let low = 0;
-  let high = edges.length - 2;
+  let [low, high] = [0, edges.length - 2];
   while (low < high) {
     const middle = (low + high + 1) >> 1;
     if ((edges[middle] ?? 0) <= step) low = middle;

@@ -7,11 +7,8 @@ export const CLASSES = { critical: "bad", warning: "warn", info: "muted", health
 
 /** A number, NaN and the infinities included; null where nothing is known. */
 export function real(value: Num | string | undefined): number | null {
-  if (typeof value === "number") return value;
-  if (value === "nan") return NaN;
-  if (value === "inf") return Infinity;
-  if (value === "-inf") return -Infinity;
-  return null;
+  const words: Record<string, number> = { nan: NaN, inf: Infinity, "-inf": -Infinity };
+  return typeof value === "number" ? value : (words[value ?? ""] ?? null);
 }
 
 export const drawable = real; // a chart draws a gap, and a sign, for what is no number
@@ -38,11 +35,8 @@ export const count = (value: number | null | undefined): string => (value === nu
 const UNITS: [number, string][] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 export function compact(value: number | null | undefined): string {
-  if (value === null || value === undefined || !Number.isFinite(value)) return short(value);
-  for (const [size, unit] of UNITS) {
-    if (Math.abs(value) >= size) return `${short(value / size)}${unit}`;
-  }
-  return short(value);
+  const [size, unit] = UNITS.find(([size]) => Number.isFinite(value) && Math.abs(value!) >= size) ?? [1, ""];
+  return unit ? short(value! / size) + unit : short(value);
 }
 
 export function seconds(value: number | null | undefined): string {
