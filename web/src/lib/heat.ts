@@ -17,25 +17,23 @@ export function heatOf(answer: HeatAnswer, layers: string[]): Heat {
 }
 
 /** The gravest cell of a row: NaN before infinities, those before any number, and any of them before nothing. */
-export function worst(row: Uint8Array, from = 0, to = row.length): number {
-  let most: number = -1;
-  for (let at = from; at < to; at++) if (row[at]! > most && row[at] !== NOT_MEASURED) most = row[at]!;
-  return most < 0 ? NOT_MEASURED : most;
+export function worst(row: Uint8Array): number {
+  return row.reduce((most, cell) => (cell > most ? cell !== NOT_MEASURED : most === NOT_MEASURED) ? cell : most, NOT_MEASURED);
 }
 
 /** The cells as they are drawn, in so many points: of those that share one the gravest, so that none is lost. */
 export function points(heat: Heat, wide: number, tall: number): Uint8Array {
   const [first, last] = [heat.edges[0] ?? 0, heat.edges.at(-1) ?? 1];
-  const column = Array.from({ length: wide + 1 }, (_, x) => columnOf(first + (x / wide) * (last - first), heat.edges));
-  column[wide] = heat.edges.length - 1;
+  const column = Int32Array.from({ length: wide + 1 }, (_, x) => (x < wide ? columnOf(first + (x / wide) * (last - first), heat.edges) : heat.edges.length - 1));
   const found = new Uint8Array(wide * tall).fill(NOT_MEASURED);
-  for (const [at, row] of heat.rows.entries()) {
+  heat.rows.forEach((row, at) => {
     const y = Math.floor((at / heat.rows.length) * tall) * wide;
     for (let x = 0; x < wide; x++) {
-      const cell = worst(row, column[x], Math.max(column[x + 1]!, column[x]! + 1));
-      if (cell !== NOT_MEASURED && (cell > found[y + x]! || found[y + x] === NOT_MEASURED)) found[y + x] = cell;
+      const from = column[x]!;
+      const to = Math.max(column[x + 1]!, from + 1);
+      for (let each = from; each < to; each++) if (row[each]! > found[y + x]! ? row[each] !== NOT_MEASURED : found[y + x] === NOT_MEASURED) found[y + x] = row[each]!;
     }
-  }
+  });
   return found;
 }
 
