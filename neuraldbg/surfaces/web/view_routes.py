@@ -87,7 +87,8 @@ def series(
     response_class=Response,
     responses={
         200: {
-            "description": "rows x columns of uint8: 0 to 253 from X-Min to X-Max, 254 not measured, 255 NaN. "
+            "description": "rows x columns of uint8: 0 to 250 from X-Min to X-Max, 252 -Inf, 253 +Inf or an infinity "
+            "in the tensor, 254 not measured, 255 NaN. X-Held: yes where a value stands for steps after it, too. "
             "Column c holds the steps from first + c * n // columns on, n = last - first + 1; where there is an "
             "X-Column-Steps, column c > 0 those from X-Second-Step + (c - 1) * X-Column-Steps on. "
             "format=json: in numbers.",
@@ -125,6 +126,8 @@ def _bytes(shown: data.Picture, metric: str) -> Response:
         "X-Last-Step": str(shown.edges[-1] - 1) if shown.edges else "",
         "X-Not-Measured": str(data.NOT_MEASURED),
         "X-NaN": str(data.NAN),
+        "X-Infinities": f"{data.MINUS_INF} {data.PLUS_INF}",
+        "X-Held": "yes" if shown.held else "no",
         **_windows(shown.edges),
     }
     return Response(shown.cells.tobytes(), media_type="application/octet-stream", headers=headers)

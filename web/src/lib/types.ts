@@ -1,7 +1,7 @@
 /** What the server answers. A number that JSON has no word for arrives as "nan", "inf" or "-inf". */
 
 export type Num = number | "nan" | "inf" | "-inf" | null;
-export type RunState = "running" | "paused" | "finished" | "interrupted" | "crashed" | "killed" | "unresponsive";
+export type RunState = "running" | "paused" | "finished" | "interrupted" | "crashed" | "killed" | "unresponsive" | "unfinished";
 export type Severity = "critical" | "warning" | "info";
 
 export interface Settings {
@@ -39,6 +39,7 @@ export interface Breakpoint {
 }
 export interface Series {
   metric: string; layer: string | null; steps: number[]; min: Num[]; max: Num[]; nan_steps: number[];
+  measured?: number | null; of?: number; // steps that have a value, where they are few, and those asked about
 }
 
 /** One number for every layer and metric, at one step; NaN where nothing was measured. */
@@ -50,7 +51,7 @@ export interface Moment {
 }
 export interface HeatAnswer {
   metric: string; layers: string[]; edges: number[]; cells: string | Uint8Array; min: number | null; max: number | null;
-  log: boolean;
+  log: boolean; measured?: number | null; of?: number;
 }
 export interface Inspected {
   layer: string; type: string | null; parameters: number | null; source: string | null; step: number | null;
