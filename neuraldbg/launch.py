@@ -241,7 +241,7 @@ class Control:
     @property
     def somebody_is_here(self) -> bool:
         """At a terminal, and may look at the page."""
-        return self._served and self._at_terminal
+        return self._served and self._at_terminal and (self._gate is None or not self._gate.left)
 
     def close(self) -> None:
         for one in self._gate.breakpoints if self._gate is not None else ():
@@ -253,7 +253,8 @@ class Control:
 
 
 def _say(text: str) -> None:
-    print(f"neuraldbg: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # the terminal is gone, or the script has closed it
+        print(f"neuraldbg: {text}", file=sys.stderr, flush=True)
 
 
 # -- the run directory -------------------------------------------------------------------------------------------------

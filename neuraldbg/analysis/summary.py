@@ -87,6 +87,7 @@ class RunSummary:
     judgement: Judgement | None = None
     anomalies: AnomalyReport | None = None  # None: not looked for
     focus: tuple[str, ...] = ()  # groups that were looked at; none is everything
+    tried: Mapping[str, Any] | None = None  # the outcome of `neural whatif`; None: nothing was tried
 
 
 def summarise(
@@ -104,13 +105,12 @@ def summarise(
     nothing is concluded from what it has not done yet.
     """
     wanted = focus_of(trace.run) if focus is None else tuple(focus)
-    calls = _Calls(trace)
-    run = run_of_main(trace)
-    series = scalar_series(trace)
+    calls, run = _Calls(trace), run_of_main(trace)
+    series, tried = scalar_series(trace), read_tried(trace.path)
     layers, models = summarise_layers(trace), _models(trace)
     lines = _loss_lines(trace, series)
     facts = _facts(trace, run, calls, (series, lines), (layers, models), alive)
-    judgement = in_the_light_of(diagnose(trace, thresholds, focus=wanted, ongoing=ongoing), read_tried(trace.path))
+    judgement = in_the_light_of(diagnose(trace, thresholds, focus=wanted, ongoing=ongoing), tried)
     return RunSummary(
         run=run,
         ended=run.ended,
@@ -133,6 +133,7 @@ def summarise(
         judgement=judgement,
         anomalies=anomalies,
         focus=wanted,
+        tried=tried,
     )
 
 

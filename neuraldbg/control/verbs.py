@@ -26,6 +26,7 @@ _TEXTS = {
     "slice": 200,
 }
 _FLAGS = ("enabled", "once")
+_OF_SOMEBODY = ("add", "change", "group", "pause", "step")  # who wants a stop can answer it
 Arguments = Mapping[str, Any]
 
 
@@ -73,6 +74,8 @@ class Verbs:
         known = self._table.get(verb)
         if known is None:
             raise UsageError(f"no verb {verb!r}: {', '.join(self._table)}")
+        if verb in _OF_SOMEBODY:
+            self.gate.left = False
         return known(checked(arguments))
 
     def _state(self, given: Arguments) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""The analysis of a run while it trains: in the viewer, now and then, for at most 2 % of the time.
+"""The analysis of a run while it trains: in the viewer, every few seconds, for at most a sixteenth of a core. A look at
+a long run takes long and comes seldom; a loss that is no longer finite is seen by a glance in between.
 
 A run that is over before the first look costs nothing: numpy is imported when there is something to analyse.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from neuraldbg.control.channel import channel
 from neuraldbg.errors import ChannelError, NeuralDbgError
+from neuraldbg.records import SiteKind
 
 if TYPE_CHECKING:
     from neuraldbg.analysis.anomalies import AnomalyWatch
     from neuraldbg.trace import Trace
 
-FIRST_LOOK_S = 15.0
-LEAST_PAUSE_S = 10.0
-REST = 50  # times as long as the last look took
+FIRST_LOOK_S = 4.0
+LEAST_PAUSE_S = 2.0
+REST = 15  # times as long as the last look took
+GLANCE_S = 2.0
 EAGER = {"first_look_s": 3.0, "least_pause_s": 2.0, "rest": 10}  # where a run is to stop for what is found
 # what half-written files may lead to; the report at the end looks again, at whole ones
 NOT_READABLE = (NeuralDbgError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
@@ -41,26 +45,53 @@ class LiveAnalysis:
         self.watch: AnomalyWatch | None = None
         self.headline: str | None = None  # of a run that has something above info
         self._least_pause_s, self._rest = least_pause_s, rest
-        self._due_s = time.monotonic() + first_look_s
+        self._due_s = self._glance_s = time.monotonic() + first_look_s
+        self._grown = self._alarmed = False  # since the last look; the loss was not finite
+        self._glanced: int | None = None  # the last step that a glance has seen
         self._trace: Trace | None = None
         self._told: dict[str, Mapping[str, Any]] = {}
         self._seen: set[str] = set()  # ids of the last look
         self._broken_on: set[str] = set()  # kinds that the trainer was told of
 
     def wait_s(self) -> float:
-        """Until the next look is due; 0 when it is."""
-        return max(0.0, self._due_s - time.monotonic())
+        """Until the next look or glance is due; 0 when it is."""
+        return max(0.0, min(self._due_s, self._glance_s) - time.monotonic())
+
+    def tend(self) -> None:
+        """The look or the glance that is due."""
+        if time.monotonic() >= self._due_s or self._alarm():
+            self.look()
+        self._glance_s = time.monotonic() + GLANCE_S
 
     def look(self) -> None:
         """Never fails: what cannot be read now is looked at again later."""
         began = time.monotonic()
         try:
-            if self._grew():
+            if self._grew() or self._grown:
+                self._grown = False
                 self._analyse()
         except NOT_READABLE:
             self._trace = None
         now = time.monotonic()
         self._due_s = now + max(self._least_pause_s, self._rest * (now - began))
+
+    def _alarm(self) -> bool:
+        """Whether the loss has just stopped being finite: worth a look before it is due, once."""
+        try:
+            self._grown = self._grew() or self._grown
+            told = self._new_losses() if self._grown and not self._alarmed else []
+        except NOT_READABLE:
+            return False
+        self._alarmed = self._alarmed or not all(map(math.isfinite, told))
+        return self._alarmed and bool(told)
+
+    def _new_losses(self) -> list[float]:
+        assert self._trace is not None
+        since, self._glanced = self._glanced, self._trace.last_step
+        sites = [site for site in self._trace.sites if site.kind is SiteKind.SERIES and site.path == "loss"]
+        return [
+            value for site in sites for value in self._trace.table("scalars", ("value",), (since, None), site)["value"]
+        ]
 
     def _grew(self) -> bool:
         from neuraldbg.trace import open_trace

@@ -16,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     _ignore_interrupt()
     run_dir = Path(options.run_dir)
     page = _open_page(run_dir, options)
+    way = _open_browser(page, run_dir) if options.browser else None
     trainer = Trainer(options.parent_fd)
     try:
         code = _watch_and_conclude(run_dir, options, trainer)
@@ -47,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
             trainer.wait_until_it_leaves()
         return code
     finally:
+        if way is not None:
+            way.unlink(missing_ok=True)
         if page is not None:
             page.close()
 
@@ -54,11 +57,12 @@ def main(argv: list[str] | None = None) -> int:
 def _watch_and_conclude(run_dir: Path, options: argparse.Namespace, trainer: Trainer) -> int:
     pace = EAGER if options.eager else {"first_look_s": options.first_look, "least_pause_s": options.least_pause}
     analysis = LiveAnalysis(run_dir, **pace)
+    _give_way()
     if options.live and _can_draw():
         _watch(run_dir, trainer, analysis)
     else:
         while not trainer.ended(timeout_s=analysis.wait_s()):
-            analysis.look()
+            analysis.tend()
     from neuraldbg.errors import NeuralDbgError
 
     try:
@@ -110,12 +114,15 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
     _say(door.line)
     settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
     settings |= {"theme": options.theme, **({"charts": tuple(options.charts.split(","))} if options.charts else {})}
-    service = LazyService(door, run_dir, settings, _say)
-    if options.browser:
-        from neuraldbg.surfaces.browser import open_page
+    return LazyService(door, run_dir, settings, _say)
 
-        open_page(door.address)
-    return service
+
+def _open_browser(page: LazyService | None, run_dir: Path) -> Path | None:
+    if page is None:
+        return None
+    from neuraldbg.surfaces.browser import open_page
+
+    return open_page(page.address, run_dir)
 
 
 def _ignore_interrupt() -> None:
@@ -125,6 +132,12 @@ def _ignore_interrupt() -> None:
         number = getattr(signal, name, None)
         if number is not None:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _give_way() -> None:
+    """The training comes first: this thread analyses in what it leaves of the machine. The page has its own threads."""
+    with suppress(OSError, AttributeError):
+        os.nice(10)
 
 
 class Trainer:
@@ -199,7 +212,7 @@ def _watch(run_dir: Path, trainer: Trainer, analysis: LiveAnalysis) -> None:
             # Reading must never cost the training a core: rest at least twenty times as long as it took.
             pause_s = max(REDRAW_S, 20 * (time.monotonic() - now))
             if not analysis.wait_s():
-                analysis.look()
+                analysis.tend()
 
 
 def _follow(run_dir: Path) -> LiveText:

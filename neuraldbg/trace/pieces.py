@@ -7,7 +7,7 @@ rolled up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from neuraldbg.records import Kind
 from neuraldbg.trace.findings import analysis_lock
+from neuraldbg.trace.heatmap import COUNTED, infinities
 from neuraldbg.trace.merge import MergedRanks, RankView
 from neuraldbg.trace.reader import Chunk
 from neuraldbg.trace.rolling import FIELDS, LEVELS, field_values
@@ -38,10 +39,16 @@ class Question:
     window: Span
     width: int
     phases: tuple[int, ...] = ()  # codes; none: all
+    whole: bool = False  # columns for all steps of the window, also before the first row and after the last
 
     @property
     def table(self) -> str:
         return TABLE_OF.get(self.kind, "stats")
+
+    @property
+    def of_tensors(self) -> bool:
+        """Whether what was counted in a tensor tells something about the value."""
+        return self.table == "stats" and self.field not in COUNTED
 
     @property
     def code(self) -> int | None:
@@ -56,6 +63,7 @@ class Piece:
     at: NDArray[np.intp]  # column of the answer
     part: Callable[[str], NDArray[Any]]
     bad: Callable[[], NDArray[np.bool_]]  # a NaN was among the values or in a tensor
+    inf: Callable[[], NDArray[np.int8]]  # as Heatmap.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +145,27 @@ class Rollups:
 
     def _uncounted(self, question: Question) -> Pieces:
         """A run that never updates has its steps counted anew with every look: its rows are looked at themselves."""
-        selection = Selection(self._ranks, question.table, question.window)
-        hits = [_of_phases(question, hit) for hit in selection.hits(sites=question.sites, kind=question.code)]
-        hits = [hit for hit in hits if isinstance(hit.rows, slice) or len(hit.rows)]
-        steps = [selection.steps(hit) for hit in hits]
+        selection, hits, steps = self._hits(question)
         if not hits:
             return Pieces(np.empty(0, np.int64), [])
-        ground = _Ground(min(int(s.min()) for s in steps), max(int(s.max()) for s in steps), {})
-        edges = _edges(ground, question.width)
+        edges = _edges(_of_window(question, int(steps[0]), int(steps[-1])), question.width)
         return Pieces(edges, [self._piece(question, selection, hit, edges) for hit in hits])
+
+    def each_step(self, question: Question) -> Pieces | None:
+        """The rows themselves, in a column for every step that has one; None where that would be too many columns."""
+        selection, hits, steps = self._hits(question)
+        if len(steps) > question.width:
+            return None
+        edges = np.r_[steps, steps[-1:] + 1]
+        return Pieces(edges, [self._piece(question, selection, hit, edges) for hit in hits])
+
+    def _hits(self, question: Question) -> tuple[Selection, list[Hit], NDArray[np.int64]]:
+        """The rows a question is about, and their steps."""
+        selection = Selection(self._ranks, question.table, question.window)
+        found = [_of_phases(question, hit) for hit in selection.hits(sites=question.sites, kind=question.code)]
+        hits = [hit for hit in found if isinstance(hit.rows, slice) or len(hit.rows)]
+        steps = [np.unique(selection.steps(hit)) for hit in hits]
+        return selection, hits, np.unique(np.concatenate([np.empty(0, np.int64), *steps]))
 
     # -- which steps, and how finely -------------------------------------------------------------------------------
 
@@ -165,7 +185,7 @@ class Rollups:
         for each in (one for one in LEVELS if one <= level):
             begin = -np.inf if low == start else -(-low // each) * each
             inner[each] = (begin, np.inf if high == end else (high + 1) // each * each - 1)
-        return _Ground(low, high, inner)
+        return replace(_of_window(question, low, high), inner=inner)
 
     def _level(self, question: Question, steps: tuple[int, int], raw: Sequence[Chunk]) -> int:
         """The windows to use: 0 = the rows themselves."""
@@ -259,15 +279,20 @@ class Rollups:
         values = field_values(lambda name: hit.chunk.column(name)[hit.rows], question.field)
         missing = np.isnan(values)
         bad: NDArray[np.bool_] = missing
+        among = np.zeros(len(values), bool)
         if question.table == "spans":  # what is missing there was not measured
-            bad = np.zeros(len(values), bool)
-        elif question.table == "stats":  # at once: what was looked at is given back before the answer is put together
+            bad = among
+        elif question.of_tensors:  # at once: what was looked at is given back before the answer is put together
             bad = missing | (hit.chunk.column("nan_count")[hit.rows] > 0)
+            among = hit.chunk.column("inf_count")[hit.rows] > 0
 
         def part(name: str) -> NDArray[Any]:
             return {"count": ~missing, "nan": missing}.get(name, values)
 
-        return Piece(selection.values(hit, "site"), _column(edges, selection.steps(hit)), part, lambda: bad)
+        def inf() -> NDArray[np.int8]:
+            return infinities(values, values, among)
+
+        return Piece(selection.values(hit, "site"), _column(edges, selection.steps(hit)), part, lambda: bad, inf)
 
 
 def _of_phases(question: Question, hit: Hit) -> Hit:
@@ -286,11 +311,26 @@ def _cell_piece(
     def bad() -> NDArray[np.bool_]:
         if question.table == "spans":
             return np.zeros(len(rows), bool)
-        tensors = chunk.column("nan_count.high")[rows] > 0 if question.table == "stats" else False
-        found: NDArray[np.bool_] = (part("nan") > 0) | tensors
+        found: NDArray[np.bool_] = (part("nan") > 0) | counted("nan_count")
         return found
 
-    return Piece(view.to_global(chunk.column("site")[rows]), _column(edges, chunk.column("step")[rows]), part, bad)
+    def counted(field: str) -> NDArray[np.bool_]:
+        if not question.of_tensors:
+            return np.zeros(len(rows), bool)
+        found: NDArray[np.bool_] = chunk.column(f"{field}.high")[rows] > 0
+        return found
+
+    def inf() -> NDArray[np.int8]:
+        return infinities(part("high"), part("low"), counted("inf_count"))
+
+    at = _column(edges, chunk.column("step")[rows])
+    return Piece(view.to_global(chunk.column("site")[rows]), at, part, bad, inf)
+
+
+def _of_window(question: Question, low: int, high: int) -> _Ground:
+    """From the first to the last row; where that was asked for, the whole window."""
+    first, last = question.window if question.whole else (None, None)
+    return _Ground(low if first is None else min(low, first), high if last is None else max(high, last), {})
 
 
 def _edges(ground: _Ground, width: int) -> NDArray[np.int64]:

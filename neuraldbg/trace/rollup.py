@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from neuraldbg.errors import UnknownName
 from neuraldbg.records import Kind, Phase, SiteKind
-from neuraldbg.trace.heatmap import Heatmap
+from neuraldbg.trace.heatmap import Heatmap, graver, nothing
 from neuraldbg.trace.pieces import TABLE_OF, Piece, Pieces, Question
 from neuraldbg.trace.rolling import FIELDS
 from neuraldbg.trace.selection import Span
@@ -28,6 +28,11 @@ class Metric(NamedTuple):
     kind: Kind
     field: str
     factor: float = 1.0  # gives the metric's unit
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """Codes of the phases it is of; none: all."""
+        return (PHASE_CODE[Phase.FORWARD],) if self.kind is Kind.SPAN else ()
 
 
 METRICS: Final[dict[str, Metric]] = {  # the names of trace entries; times and sizes are those of the forward pass
@@ -76,7 +81,7 @@ def series(
 ) -> Series:
     """A series of the run ("loss", "lr") or, with a layer, one of its metrics ("grad_norm", "gradient.max").
 
-    Points in which nothing was recorded are left out.
+    Points in which nothing was recorded are left out; where there is room, every recorded step is a point of its own.
     """
     if layer is None:
         chosen = Metric(Kind.SCALAR, "value")
@@ -87,7 +92,14 @@ def series(
     phases = (PHASE_CODE[Phase.FORWARD],) if metric in METRICS and chosen.kind is Kind.SPAN else ()
     asked = Question(chosen.kind, chosen.field, tuple(sites), trace.narrowed(between), points, phases)
     try:
-        return _as_series(trace.rollups.pieces(asked), chosen.factor)
+        found = _as_series(trace.rollups.pieces(asked), chosen.factor)
+        rows = int((found.count + found.nan).sum())
+        if 0 < rows <= points and (np.diff(found.edges) > 1).any():
+            exact = trace.rollups.each_step(asked)
+            each = found if exact is None else _as_series(exact, chosen.factor)
+            if int((each.count + each.nan).sum()) == rows:  # else some are left only in roll-ups
+                return each
+        return found
     finally:
         trace.release()
 
@@ -100,8 +112,8 @@ def heatmap(
     between: Span | None = None,
     phases: Sequence[Phase] = (),
 ) -> Heatmap:
-    """`field` of every layer over the steps, the largest value of each cell; NaN apart from it. Of spans, those of some
-    phases only.
+    """`field` of every layer over the steps, the largest value of each cell; NaN and infinities apart from it. Of
+    spans, those of some phases only.
 
     Has fewer columns than `width` where more could only be had by looking at too many rows; `edges` tells.
     """
@@ -111,6 +123,25 @@ def heatmap(
         codes = tuple(PHASE_CODE[phase] for phase in phases)
         asked = Question(chosen, field, None, trace.narrowed(between), width, codes)
         return _as_heatmap(trace, trace.rollups.pieces(asked))
+    finally:
+        trace.release()
+
+
+def spanning(trace: Trace, metric: Metric, width: int, between: tuple[int, int]) -> Heatmap:
+    """A heatmap of a metric with columns for all these steps, also before its first row and after its last."""
+    try:
+        asked = Question(metric.kind, metric.field, None, trace.narrowed(between), width, metric.phases, whole=True)
+        return _as_heatmap(trace, trace.rollups.pieces(asked), metric.factor)
+    finally:
+        trace.release()
+
+
+def curves(trace: Trace, metric: Metric, width: int) -> Heatmap:
+    """The same with the smallest values too, and where there is room with a column for every recorded step alone."""
+    asked = Question(metric.kind, metric.field, None, trace.narrowed(None), width, metric.phases)
+    try:
+        found = trace.rollups.each_step(asked) or trace.rollups.pieces(asked)
+        return _as_heatmap(trace, found, metric.factor, lows=True)
     finally:
         trace.release()
 
@@ -181,17 +212,23 @@ def _summed(pieces: Sequence[Piece], size: int, factor: float = 1.0) -> Series:
     return Series(np.empty(0, np.int64), low, high, mean, count, nan, bad)
 
 
-def _as_heatmap(trace: Trace, found: Pieces) -> Heatmap:
+def _as_heatmap(trace: Trace, found: Pieces, factor: float = 1.0, *, lows: bool = False) -> Heatmap:
     if not found.all:
-        return Heatmap(np.empty((0, 0)), np.empty((0, 0), bool), [], [], np.empty(0, np.int64))
+        return nothing()
     shown = np.unique(np.concatenate([np.unique(piece.sites) for piece in found.all])).astype(np.int64)
     columns = len(found.edges) - 1
-    values, nan = np.full(len(shown) * columns, np.nan), np.zeros(len(shown) * columns, bool)
+    size = len(shown) * columns
+    values, nan, inf = np.full(size, np.nan), np.zeros(size, bool), np.zeros(size, np.int8)
+    low = values.copy() if lows else None
     for piece in found.all:
         cell = np.searchsorted(shown, piece.sites) * columns + piece.at
-        np.fmax.at(values, cell, piece.part("high"))
+        np.fmax.at(values, cell, piece.part("high") * factor)
+        if low is not None:
+            np.fmin.at(low, cell, piece.part("low") * factor)
         nan[cell[piece.bad()]] = True
+        graver(inf, cell, piece.inf())
     shape, numbers = (len(shown), columns), shown.tolist()
     sites = [trace.site_of(number) for number in numbers]
     names = [trace.canonical(number) for number in numbers]
-    return Heatmap(values.reshape(shape), nan.reshape(shape), sites, names, found.edges)
+    told = (values.reshape(shape), nan.reshape(shape), inf.reshape(shape))
+    return Heatmap(*told, sites, names, found.edges, None if low is None else low.reshape(shape))

@@ -35,6 +35,7 @@ BALLAST_BYTES: Final = 65_536  # given back on a full disk at close, so that the
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
 SOONEST_S: Final = 0.05  # who watches may have it no more often
+AHEAD: Final = 0.8  # of the time between two looks
 WATCHED_S: Final = 3.0  # so long after the last word of who watches
 JOIN_S: Final = 5.0  # a write that hangs on a network disk may cost the close this much, not more
 
@@ -169,9 +170,9 @@ class TraceWriter:
 
     def watched(self, every_s: float) -> None:
         """Somebody watches who would see what is new this often: for a moment the thread writes at that pace, where its
-        own is slower."""
+        own is slower, and a little faster, so that none of their looks falls between two writes."""
         (_, until_s), now = self._watched, time.monotonic()
-        self._watched = max(every_s, SOONEST_S), now + WATCHED_S
+        self._watched = max(AHEAD * every_s, SOONEST_S), now + WATCHED_S
         if until_s < now and every_s < self._interval_s:
             self._wake.set()  # it sleeps at its own pace
 
@@ -214,8 +215,13 @@ class TraceWriter:
         self.close()
 
     def _run(self) -> None:
+        due = time.monotonic()
         while True:
-            self._wake.wait(self._turn_s())
+            now, turn_s = time.monotonic(), self._turn_s()
+            due = max(due + turn_s, now + turn_s / 2)  # by the clock: what a flush takes does not add up, but it rests
+            self._wake.wait(due - now)
+            if self._wake.is_set():
+                due = time.monotonic()
             self._wake.clear()
             if self._stop:
                 return

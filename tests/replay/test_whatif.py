@@ -62,7 +62,12 @@ def test_the_cure_is_proved_and_the_working_directory_is_left_alone(debugged: Pa
     first = report["findings"][0]
     assert first["kind"] == "missing_zero_grad"
     assert next(each["verified"] for each in first["suggestions"]) is True
-    assert "verified: loss" in neural(debugged, "report").stdout
+    told = neural(debugged, "report").stdout
+    assert "verified: loss" in told
+    assert "Tried      the suggested patch for missing_zero_grad: cures it" in told
+    file = next(debugged.glob("neuraldbg_runs/*/findings.jsonl"))  # what the page shows
+    kept = {one["kind"]: one for one in map(json.loads, file.read_text().splitlines()) if "kind" in one}
+    assert kept["missing_zero_grad"]["suggestions"][0]["verified"] is True
 
 
 @pytest.mark.slow

@@ -5,19 +5,23 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from commands import neural
 from made_runs import MadeRun, made_run, train
 
 from neuraldbg.errors import UsageError
-from neuraldbg.records import Kind
+from neuraldbg.records import Kind, Phase
 from neuraldbg.surfaces.reports import page
 from neuraldbg.surfaces.reports.files import write
+from neuraldbg.surfaces.web.data import TOP
 from neuraldbg.trace import open_trace
 
 INDEX = """<!doctype html>
@@ -97,6 +101,96 @@ def test_it_holds_what_the_page_asks_for(built: Path, tmp_path: Path) -> None:
     assert answers["/api/settings"]["report"]["thinned"] == "This file holds flame graphs of 23 of 50 timed steps."
 
 
+def curve(found: dict[str, Any], metric: str, layer: str, which: str = "max") -> list[float | None]:
+    """As the page reads it: None where nothing was measured."""
+    held = found["curves"][metric]
+    at, wide = held["layers"].index(layer), len(held["edges"]) - 1
+    bits = np.frombuffer(base64.b64decode(held[which]), "<u4")[at * wide : (at + 1) * wide]
+    numbers = bits.view("<f4").tolist()
+    return [None if x != x and b != page.IS_NAN else x for x, b in zip(numbers, bits.tolist(), strict=True)]
+
+
+def test_curves_are_numbers_of_the_measured_steps_with_nan_and_infinity_in_them(built: Path, tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        site, other = run.module("fc", "Linear", run.model()), run.module("out", "Linear", 0)
+        for at, norm in enumerate([1.5, np.inf, np.nan, 2.0, 1e-30, 1e100]):
+            run.stats(site, Kind.GRADIENT, 10 * at, l2=norm, nan_count=at == 3)
+        run.stats(other, Kind.GRADIENT, 20, l2=3.0)
+        run.end(steps=60)
+    found = held(html(tmp_path / "run"))
+    assert found["curves"]["grad_norm"]["edges"] == [0, 10, 20, 30, 40, 50, 51]
+    assert (found["curves"]["grad_norm"]["of"], found["curves"]["grad_norm"]["min"]) == (51, None)
+    got = curve(found, "grad_norm", "fc")
+    assert (got[0], got[1], got[4]) == (1.5, np.inf, pytest.approx(1e-30, rel=1e-3))
+    assert got[2] != got[2]
+    assert got[3] != got[3]  # its tensor has one
+    assert got[5] == pytest.approx(3.4e38, rel=1e-2)  # the largest that it can hold, and no infinity
+    assert curve(found, "grad_norm", "out") == [None, None, 3.0, None, None, None]
+
+
+def test_curves_of_many_steps_have_the_smallest_and_the_largest(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "IN_CURVES", 1)
+    with made_run(tmp_path / "run") as run:
+        site = run.module("fc", "Linear", run.model())
+        for step in range(500):
+            run.stats(site, Kind.GRADIENT, step, l2={123: 1e6, 124: 1e-6}.get(step, 1.0))
+    found = held(html(tmp_path / "run"))
+    assert len(found["curves"]["grad_norm"]["edges"]) <= 41
+    assert max(curve(found, "grad_norm", "fc")) == pytest.approx(1e6, rel=1e-3)
+    assert min(curve(found, "grad_norm", "fc", "min")) == pytest.approx(1e-6, rel=1e-3)
+
+
+def test_it_offers_only_what_it_has(built: Path, tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        for number in range(12):
+            site = run.module(f"fc{number}", "Linear", run.model() if not number else 0)
+            run.stats(site, Kind.ACTIVATION, 0)
+            run.span(site, Phase.FORWARD, 0, 1.0)
+        run.end(steps=1)
+    found = held(html(tmp_path / "run"))
+    offered = found["answers"]["/api/run"]["metrics"]
+    assert offered == list(found["heats"])
+    assert set(offered) >= {"mean_activation", "execution_time"}
+    assert not {"grad_norm", "weight_norm", "min_activation"} & set(offered)
+    assert set(found["curves"]) == set(offered)
+    timed = found["answers"]["/api/summary"]
+    assert (len(timed["layers"]), timed["timed_layers"]) == (12, 12)
+
+
+def test_of_a_run_that_goes_on_it_tells_how_far_it_was(built: Path, tmp_path: Path) -> None:
+    began = datetime.fromtimestamp(psutil.Process().create_time() + 1, timezone.utc).isoformat()
+    with made_run(tmp_path / "run", pid=os.getpid(), started=began) as run:
+        train(run, steps=30)
+        run.writer.flush()
+        answers = held(html(tmp_path / "run"))["answers"]
+    assert answers["/api/run"]["state"] == answers["/api/runs"]["runs"][0]["state"] == "unfinished"
+    assert answers["/api/run"]["where"]["attached"] is False
+    assert answers["/api/settings"]["report"]["thinned"].startswith(
+        "The training was at step 29 and not over when this was written. This file holds "
+    )
+    assert answers["/api/verdict"] == {"state": "undecided", "headline": "nothing wrong so far", "finding": None}
+
+
+def test_what_was_tried_is_in_it(built: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    assert held(html(run))["answers"]["/api/whatif"] == {"tried": None}
+    tried = {"control": {}, "arms": [{"intervention": "lr x0.1", "verdict": "no_effect", "causes": []}]}
+    (run / "whatif.json").write_text(json.dumps(tried))
+    assert held(html(run))["answers"]["/api/whatif"] == {"tried": tried}
+
+
+def test_the_loss_of_every_step_is_in_it(built: Path, tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        for step in range(5000):
+            run.scalar("loss", step, 5.0 - step / 1000)
+        run.end(steps=5000)
+    loss = held(html(tmp_path / "run"))["answers"]["/api/series?metric=loss"]
+    assert loss["steps"] == list(range(5000))
+    assert loss["min"] == loss["max"]
+
+
 def test_histograms_are_in_it(built: Path, tmp_path: Path) -> None:
     with made_run(tmp_path / "run") as run:
         _histograms(run)
@@ -136,7 +230,7 @@ def test_of_a_long_run_it_keeps_the_ends_and_the_findings_and_says_so(
     edges = found["heats"]["mean_activation"]["edges"]
     assert len(edges) <= 41
     said = found["answers"]["/api/settings"]["report"]["thinned"]
-    assert said.startswith("This file holds 20 of 400 measured steps, those of findings among them; heatmaps and ")
+    assert said.startswith("This file holds 20 of 400 measured steps, those of findings among them; heatmaps with ")
 
 
 def test_a_file_that_would_be_too_large_is_thinned_until_it_is_not(
@@ -159,8 +253,8 @@ def test_a_spike_of_one_step_survives_in_the_heatmap(
             run.stats(site, Kind.GRADIENT, step, l2=1e6 if step == 123 else 1.0)
     heat = held(html(tmp_path / "run"))["heats"]["grad_norm"]
     cells = base64.b64decode(heat["cells"])
-    assert max(cells) == 253
-    at = cells.index(253)
+    assert max(cells) == TOP
+    at = cells.index(TOP)
     assert heat["edges"][at] <= 123 < heat["edges"][at + 1]
 
 

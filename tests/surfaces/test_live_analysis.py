@@ -61,18 +61,48 @@ def test_findings_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_short_run_is_not_looked_at_before_its_end(tmp_path: Path) -> None:
     analysis = LiveAnalysis(tmp_path / "nowhere")
-    assert 14 < analysis.wait_s() <= live_analysis.FIRST_LOOK_S
+    assert 0.9 * live_analysis.FIRST_LOOK_S < analysis.wait_s() <= live_analysis.FIRST_LOOK_S
 
 
-def test_a_look_is_followed_by_fifty_times_its_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_is_followed_by_fifteen_times_its_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_analysis, "GLANCE_S", 1e9)
     analysis = LiveAnalysis(tmp_path, first_look_s=0.0)
     monkeypatch.setattr(analysis, "_grew", lambda: time.sleep(0.4))
     assert analysis.wait_s() == 0
-    analysis.look()
-    assert analysis.wait_s() > 0.98 * 50 * 0.4
+    analysis.tend()
+    assert analysis.wait_s() > 0.95 * live_analysis.REST * 0.4
     monkeypatch.setattr(analysis, "_grew", lambda: False)
     analysis.look()
-    assert live_analysis.LEAST_PAUSE_S - 1 < analysis.wait_s() <= live_analysis.LEAST_PAUSE_S + 5
+    assert live_analysis.LEAST_PAUSE_S - 1 < analysis.wait_s() <= live_analysis.LEAST_PAUSE_S + 2
+
+
+def test_a_loss_that_breaks_is_looked_at_before_its_turn_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with made_run(tmp_path / "run") as run:
+        analysis = LiveAnalysis(run.directory, first_look_s=3600)
+        seen: list[int] = []
+        monkeypatch.setattr(analysis, "_analyse", lambda: seen.append(1))
+        monkeypatch.setattr(analysis, "_rest", 1e9)
+        counts = []
+        for step, loss in enumerate([1.0, 0.5, float("nan"), float("nan"), 0.2]):
+            run.scalar("loss", step, loss)
+            run.scalar("val_loss", step, float("inf"))
+            run.writer.flush()
+            analysis.tend()
+            counts.append(len(seen))
+    assert counts == [0, 0, 1, 1, 1]
+
+
+def test_what_a_glance_has_read_is_not_lost_for_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, analysis = story(tmp_path)
+    seen: list[int] = []
+    monkeypatch.setattr(analysis, "_analyse", lambda: seen.append(1))
+    analysis.tend()
+    assert seen == []
+    analysis.look()
+    analysis.look()
+    assert seen == [1]
 
 
 def test_nothing_readable_is_looked_at_again_later(tmp_path: Path) -> None:

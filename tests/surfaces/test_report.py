@@ -5,6 +5,7 @@ To write them again: NEURALDBG_GOLDEN=write python -m pytest tests/surfaces/test
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,26 @@ def gpt(run: MadeRun) -> None:
         run.scalar("loss", step, 10.9 - step)
     run.writer.fact("accumulation", backwards_per_update=4)
     run.end(steps=2, duration_s=7830)
+
+
+def test_what_was_tried_stands_in_the_report_with_what_came_of_it(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        broken(run)
+    arms = [
+        {"intervention": "lr x0.1", "verdict": verdict, "causes": causes, "patch": patch, "metric": metric}
+        for verdict, causes, patch, metric in (
+            ("no_effect", ["lr_too_high"], None, {"name": "loss", "control": "inf", "arm": "inf"}),
+            ("harm", [], None, {"name": "loss", "control": 2.0, "arm": 3.0}),
+            ("verified", ["missing_zero_grad"], "--- a", {"name": "loss", "control": 4.628, "arm": 0.3245}),
+        )
+    ]
+    (run.directory / "whatif.json").write_text(json.dumps({"control": {}, "arms": arms, "notes": []}))
+    with open_trace(run.directory) as trace:
+        text = text_report(summarise(trace, alive=False), run_dir=run.directory)
+    assert (
+        "Tried the suggested patch for missing_zero_grad: cures it, loss 4.63 -> 0.325 "
+        "lr x0.1 for lr_too_high: no effect, loss not finite -> not finite lr x0.1: does harm, loss 2 -> 3 "
+    ) in " ".join(text.split())
 
 
 def nothing(run: MadeRun) -> None:

@@ -70,6 +70,8 @@ def agrees(trace: Trace, rows: NDArray[np.void], between: tuple[int | None, int 
         for column, inside in enumerate(in_columns(of_site, found.edges)):
             np.testing.assert_equal(found.values[row, column], largest(inside["l2"]))
             assert found.nan[row, column] == bool(np.isnan(inside["l2"]).any() or (inside["nan_count"] > 0).any())
+            plus = (inside["l2"] == np.inf).any() or (inside["inf_count"] > 0).any()
+            assert found.inf[row, column] == (1 if plus else -1 if (inside["l2"] == -np.inf).any() else 0)
     curve = series(trace, "grad_norm", "0", between, width)
     of_layer = mine[mine["site"] == 1]
     filled = [each["l2"] for each in in_columns(of_layer, curve.edges)] if len(curve.edges) else []
@@ -108,6 +110,7 @@ def test_roll_ups_equal_what_the_rows_give(tmp_path_factory: pytest.TempPathFact
     values = np.where(rng.random(count) < 0.1, rng.choice(odd, count), rng.normal(size=count))
     rows = rows_of(steps, values, rng.integers(1, 3, count))
     rows["nan_count"] = rng.random(count) < 0.05
+    rows["inf_count"] = rng.random(count) < 0.05
     run = new_run(tmp_path_factory.mktemp("any"))
     parts = data.draw(st.integers(1, 5))
     with TraceWriter(run, threaded=False) as writer:

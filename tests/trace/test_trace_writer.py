@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,47 @@ def test_the_pace_of_who_watches_is_bounded_and_ends_with_him(tmp_path: Path, mo
         writer.watched(7200)
         assert writer._turn_s() == 3600
         writer.watched(0.1)
+        assert writer._turn_s() == pytest.approx(0.08)  # a little ahead of him
         monkeypatch.setattr(writer, "_watched", (0.1, time.monotonic() - 1))
         assert writer._turn_s() == 3600
+
+
+def test_what_a_write_takes_does_not_slow_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of its own: every wait ends when it should, and a write takes a while."""
+
+    class Clock:
+        now, writes, taking = 0.0, [], 0.03
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def wait(self, timeout: float) -> None:
+            self.now += timeout
+            self.writes.append(self.now)
+
+        def is_set(self) -> bool:
+            return False
+
+        clear = set = is_set
+
+    writer = TraceWriter(new_run(tmp_path), flush_interval_s=0.1, threaded=False)
+    clock = Clock()
+
+    def flush() -> None:
+        clock.now += clock.taking
+        clock.taking = 0.5 if len(clock.writes) == 5 else 0.03
+        writer._stop = len(clock.writes) == 8
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer_module, "time", clock)
+        patched.setattr(writer, "_wake", clock)
+        patched.setattr(writer, "_flush", flush)
+        writer._run()
+    writer._stop = False
+    writer.close()
+    gaps = [round(after - before, 6) for before, after in pairwise(clock.writes)]
+    assert gaps[:4] == [0.1] * 4
+    assert gaps[5] == 0.5 + 0.05  # after a long one it rests
 
 
 def test_a_full_ring_drops_and_counts_and_says_so_in_the_trace(tmp_path: Path) -> None:

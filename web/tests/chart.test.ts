@@ -1,5 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { boxesOf, clustered, columnOf, healthOf, moved, NAN, NOT_MEASURED, palette, place, scaleOf, valueAt, viridis, withoutGaps, zoomed } from "../src/lib/chart";
+import { boxesOf, clustered, columnOf, healthOf, MINUS_INF, moved, NAN, NOT_MEASURED, palette, place, PLUS_INF, pointAt, scaleOf, ticks, TOP, valueAt, viridis, withoutGaps, zoomed } from "../src/lib/chart";
+import { type Heat, heatOf, numberAt, points, ratioOf, said, worst } from "../src/lib/heat";
 import type { Finding, Span } from "../src/lib/types";
 
 const span = (name: string, start: number, end: number, depth: number): Span => ({ name, start, end, duration: end - start, depth, phase: "forward" });
@@ -33,6 +34,53 @@ describe("columns of steps", () => {
   });
 });
 
+describe("an axis of steps", () => {
+  it("names round ones, from the first to the last", () => {
+    expect(ticks(0, 39, 8)).toEqual([0, 5, 10, 15, 20, 25, 30, 35]);
+    expect(ticks(123, 9999, 4)).toEqual([5000]);
+    expect(ticks(0, 9999, 5)).toEqual([0, 2000, 4000, 6000, 8000]);
+    expect(ticks(7, 9, 20)).toEqual([7, 8, 9]);
+    expect(ticks(0, 0, 3)).toEqual([0]);
+  });
+});
+
+describe("the point of a curve at a step", () => {
+  it("is the last one until then, with the steps that it stands for", () => {
+    expect(pointAt(25, [10, 20, 30])).toEqual({ at: 1, from: 20, to: 29 });
+    expect(pointAt(99, [10, 20, 30])).toEqual({ at: 2, from: 30, to: 99 });
+    expect([pointAt(9, [10, 20]), pointAt(0, [])]).toEqual([null, null]);
+  });
+});
+
+describe("cells of a heatmap", () => {
+  const heat = (...rows: number[][]): Heat => ({ layers: rows.map((_, at) => `l${at}`), edges: rows[0]!.map((_, at) => at).concat(rows[0]!.length), rows: rows.map((row) => Uint8Array.from(row)), min: 0, max: TOP, log: false });
+  const [no, nan, plus, minus] = [NOT_MEASURED, NAN, PLUS_INF, MINUS_INF];
+  it("say in words what they are", () => {
+    expect([0, TOP, nan, plus, minus, no, undefined].map((cell) => said(heat([0]), cell))).toEqual(["≈ 0", "≈ 250", "NaN", "inf", "−inf", "not measured", "not measured"]);
+    expect(said({ ...heat([0]), min: null, max: null }, plus)).toBe("inf"); // no number at all was measured
+  });
+  it("that share a point are drawn as the gravest of them, so that none is lost", () => {
+    expect([...points(heat([5, no, 7, no, no, no]), 3, 1)]).toEqual([5, 7, no]);
+    expect([...points(heat([1, plus, 3, nan, minus, 9]), 2, 1)]).toEqual([plus, nan]);
+    expect([...points(heat([1, 2], [no, no], [8, no], [3, no]), 2, 2)]).toEqual([1, 2, 8, no]);
+    expect([...points(heat([1, 2]), 6, 1)]).toEqual([1, 1, 1, 2, 2, 2]);
+  });
+  it("lie where their steps are, however wide the columns", () => {
+    const uneven = { ...heat([1, 2, 3]), edges: [0, 60, 90, 100] };
+    expect([...points(uneven, 10, 1)]).toEqual([1, 1, 1, 1, 1, 1, 2, 2, 2, 3]);
+  });
+  it("of which a row has nothing are nothing", () => {
+    expect([worst(Uint8Array.from([no, no])), worst(Uint8Array.from([no, 0])), worst(Uint8Array.from([plus, 3]))]).toEqual([no, 0, plus]);
+    expect([numberAt(heat([0]), no), numberAt(heat([0]), minus)]).toEqual([null, -Infinity]);
+  });
+  it("make ratios, infinite or none at all included", () => {
+    const [a, b] = [heat([0, 10, 0, plus, plus, no]), heat([0, 0, 10, 5, plus, 1])];
+    const found = ratioOf(a, b).rows[0]!;
+    expect([...found].map((cell) => said(ratioOf(a, b), cell))).toEqual(["≈ 1", "inf", "≈ 0.001", "inf", "NaN", "not measured"]);
+    expect(heatOf({ metric: "", cells: Uint8Array.from([no, 1]), layers: ["x", "y"], edges: [0, 1], min: 0, max: 1, log: false }, ["x", "y"]).layers).toEqual(["y"]);
+  });
+});
+
 describe("zoom", () => {
   const whole = { from: 0, to: 1000 };
   it("keeps the step under the cursor where it is", () => {
@@ -49,12 +97,13 @@ describe("zoom", () => {
 });
 
 describe("colours", () => {
-  it("go from dark violet to yellow, and keep two for what is no number", () => {
+  it("go from dark violet to yellow, and keep others for what is no number and for nothing", () => {
     expect(viridis(0)).toEqual([0x44, 0x01, 0x54]);
     expect(viridis(1)).toEqual([0xfd, 0xe7, 0x25]);
-    const colours = palette([255, 63, 164]);
-    expect([...colours.subarray(NAN * 4, NAN * 4 + 4)]).toEqual([255, 63, 164, 255]);
-    expect(colours[NOT_MEASURED * 4 + 3]).toBe(0);
+    const colours = palette((name) => ({ "--nan": "#ff3fa4", "--inf": "#010203", "--minus-inf": "#040506" })[name] ?? "");
+    const of = (cell: number) => [...colours.subarray(cell * 4, cell * 4 + 4)];
+    expect([of(NAN), of(PLUS_INF), of(MINUS_INF)]).toEqual([[255, 63, 164, 255], [1, 2, 3, 255], [4, 5, 6, 255]]);
+    expect([of(TOP), of(NOT_MEASURED)[3]]).toEqual([[0xfd, 0xe7, 0x25, 255], 0]);
   });
 });
 

@@ -17,10 +17,10 @@ from neuraldbg.capture.budget import FIRST_IN_FULL, SamplingBudget
 from neuraldbg.capture.focus import EVERYTHING
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.torch.clock import NoClock
-from neuraldbg.capture.torch.device import DeviceQueue
+from neuraldbg.capture.torch.device import DeviceQueue, Taker
+from neuraldbg.capture.torch.late_rows import LateRows
 from neuraldbg.capture.torch.moments import Moments
 from neuraldbg.capture.torch.recorder import Recorder
-from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
@@ -108,6 +108,9 @@ class Core:
 
     def __post_init__(self) -> None:
         self.device.set_aside = self.budget.set_aside
+        late = LateRows(self.recorder.next_seq)
+        self.device.write = late.write
+        self.recorder.staging.blocks.append(late.drain)
         self.heard = self.moments  # who is told in the current step
         self.tell = self.guard.teller(self._leave_out)  # one moment to all who take part in it
         self._places: dict[int, tuple[str, str]] = {}  # id of who takes part -> moment, place
@@ -168,13 +171,13 @@ class Core:
         """Whether tensors of this step are looked into."""
         return self.budget.full and self.statistics
 
-    def measure(self, tensor: Tensor, site: int, deliver: Callable[[Measured], None]) -> None:
+    def measure(self, tensor: Tensor, site: int, taker: Taker) -> None:
         """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured costs
         its own site its statistics and nothing else."""
-        self._measure(tensor, site, deliver)
+        self._measure(tensor, site, taker)
 
-    def _measured(self, tensor: Tensor, _: int, deliver: Callable[[Measured], None]) -> None:
-        self.device.stats(tensor, deliver)
+    def _measured(self, tensor: Tensor, _: int, taker: Taker) -> None:
+        self.device.stats(tensor, taker)
 
     def recomputing(self) -> bool:
         """Whether this thread runs inside a backward: in a thread of the autograd engine, or below a backward of its

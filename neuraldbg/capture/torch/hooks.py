@@ -41,6 +41,7 @@ RECORDED_PASSES = 64  # passes of the current step that are kept for running aga
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 LIGHT_ITEMS = 64  # in the arguments of a pass that is kept lightly
 ARRIVED_BYTES = 4 * 2**20  # gradient of an output that is kept until the update
+ARRIVED_IN_ALL = 16 * 2**20  # of them: an update may have any number of passes
 
 
 class PassWatch:
@@ -61,7 +62,7 @@ class PassWatch:
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
         self.ignored: Any = SimpleNamespace(sampled=False)  # a forward that activation checkpointing repeats
-        self._recorded_bytes = 0
+        self._recorded_bytes = self._arrived_bytes = 0
         self.calls = 0  # of modules, for the cost of being called at all
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
         self.before_pass: list[Any] = []
@@ -127,10 +128,11 @@ class PassWatch:
         begin unseen meanwhile), else our own hooks."""
         core = self.core
         stops = core.stops
+        own.followed = stops is not None and stops.gate.at_layers
         if own.sampled:
             if self.quick_begins(own):
                 self.hooks.let(self.quick.before, self.quick.after)
-        elif core.trainers < 2 and (stops is None or not stops.gate.at_layers):
+        elif core.trainers < 2 and not own.followed:
             self.hooks.step_aside(module)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
@@ -255,8 +257,11 @@ class PassWatch:
         def arrived(gradient: Tensor | None) -> None:  # cuDNN's RNN hands None for a state nobody used
             if not self.core.on or gradient is None:
                 return
-            if one.entry_module is not None and gradient.numel() * gradient.element_size() <= ARRIVED_BYTES:
+            size = gradient.numel() * gradient.element_size()
+            room = min(ARRIVED_BYTES, ARRIVED_IN_ALL - self._arrived_bytes)
+            if one.entry_module is not None and size <= room:
                 one.arrived = {**(one.arrived or {}), slot: gradient}
+                self._arrived_bytes += size
             if not one.trained:
                 one.trained = True
                 recorder.call(Call.PASS_TRAIN, one.model.site, pass_id=one.id)
@@ -309,7 +314,7 @@ class PassWatch:
             _forget(one)
         self.current.clear()
         self.light.clear()
-        self._recorded_bytes = 0
+        self._recorded_bytes = self._arrived_bytes = 0
 
     def finish(self) -> None:
         for one in self.open:

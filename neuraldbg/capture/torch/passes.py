@@ -187,6 +187,7 @@ class Pass:
     source: int
     sampled: bool
     looked: bool = False  # evidence is gathered of it as well
+    followed: bool = True  # its layers could be stopped at from the first on
     own_before: int = 0  # our own time when it began
     updates_seen: int = 0
     trained: bool = False

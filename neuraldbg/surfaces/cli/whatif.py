@@ -55,6 +55,7 @@ def command(run: str | None, **options: Any) -> int:
     )
     with progress(quiet=options["as_json"]) as tell:
         found = experiment(run_dir, summary.run, summary.findings, asked, lambda text: tell(f"trying {text}"))
+    _keep(run_dir)
     if options["as_json"]:
         from neuraldbg.surfaces.reports.session import dump
 
@@ -62,6 +63,20 @@ def command(run: str | None, **options: Any) -> int:
         return 0
     _show(found.to_dict(), run_dir)
     return 0
+
+
+def _keep(run_dir: Path) -> None:
+    """The findings as they look now, for the page and for reports."""
+    from neuraldbg.analysis.findings import strict
+    from neuraldbg.analysis.summary import summarise
+    from neuraldbg.surfaces.web.judgement import of_summary
+    from neuraldbg.trace import open_trace
+    from neuraldbg.trace.findings import write_findings, write_verdict
+
+    with open_trace(run_dir) as trace:
+        judged = of_summary(summarise(trace, alive=False))
+    if write_findings(run_dir, [strict(one) for one in judged.findings]):
+        write_verdict(run_dir, judged.verdict)
 
 
 def _list_changes(*, as_json: bool) -> int:

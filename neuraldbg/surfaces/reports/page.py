@@ -1,7 +1,8 @@
 """A run as one HTML file: the page as it was built, with the answers it would ask a server for inside it.
 
 What a page asks for has no end; what a file holds has. So numbers of every layer are there for some hundred steps, the
-steps of findings among them, heatmaps hold the largest value of each stretch of steps, and `thinned` says so.
+steps of findings among them, heatmaps hold the largest value of each stretch of steps, curves the smallest too, and
+`thinned` says so.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from numpy.typing import NDArray
 
 from neuraldbg.analysis import profile
 from neuraldbg.analysis.findings import strict
+from neuraldbg.analysis.profile_report import profile_of
+from neuraldbg.analysis.profile_views import views_of
+from neuraldbg.analysis.tried import read_tried
 from neuraldbg.config.installation import own_version
 from neuraldbg.config.schema import CHARTS
 from neuraldbg.errors import UsageError
@@ -31,25 +35,32 @@ from neuraldbg.records import Kind, Phase, Site
 from neuraldbg.surfaces.web import data, inspector
 from neuraldbg.surfaces.web.pages import BUILT, ICON, why_not_built
 from neuraldbg.surfaces.web.runs import ServedRun
-from neuraldbg.trace import Trace
+from neuraldbg.trace import Trace, rollup
 from neuraldbg.trace.rollup import METRICS
 from neuraldbg.trace.tables import PHASE_CODE
 
 LARGEST: Final = 9_000_000  # bytes of the data in the file; above it everything is thinned further
 NUMBERS: Final = 2_000_000  # of layers, metrics and steps
 CELLS: Final = 3_000_000  # of all heatmaps
+IN_CURVES: Final = 1_000_000  # numbers of all curves of layers
 HISTOGRAMS: Final = 60_000
 SPANS: Final = 24_000
 MOST_STEPS, MOST_FLAMES = 1000, 24
 POINTS: Final = 1000  # of a curve
+LOSSES: Final = 20_000  # of the loss: the header shows that of every step
+MOST_TIMED: Final = 2_000  # layers in the table of times
+LARGE: Final = 3.4e38  # rounded up it would be infinite
 DIGITS: Final = 13  # bits of a number that are kept: four digits
 HEATMAPS: Final = (
     "grad_norm", "mean_activation", "std_activation", "max_activation", "dead_ratio", "nan_count", "execution_time",
     "memory", "weight_norm", "update_norm",
 )  # fmt: skip
+CURVES: Final = HEATMAPS[:-2]  # of parameters none are drawn
+IS_NAN: Final = 0x7FE00000  # a NaN that was measured; any other says that nothing was
 OF_LAYERS: Final = tuple(name for name in METRICS if METRICS[name].kind.value in ("activation", "gradient", "span"))
 KINDS: Final = ("activation", "gradient", "parameter")
 RANGES: Final = {"activation": "{}_activation", "gradient": "grad_{}"}  # the metrics that tell them
+UNFINISHED: Final = "unfinished"
 POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -134,43 +145,60 @@ def answers(run: ServedRun, room: Room) -> dict[str, Any]:
     verdict, findings, anomalies, state = run.verdict(), run.findings(), run.anomalies(), run.state()
     with run.reading() as trace:
         entry = inspector.run_entry(trace, run.name)
-        where = {**state, "attached": False, "state": "running" if state["attached"] else state["state"]}
+        where = {**state, "attached": False, "state": state["state"] if trace.ended else _then(state["state"])}
         details = {**entry, **inspector.run_details(trace), "state": where["state"], "where": where}
+        going_on = None if where["state"] != UNFINISHED else trace.last_step
         noted = {int(one["step"]) for one in findings if one.get("step") is not None}
         measured = np.unique(trace.table("stats", ["step"])["step"])
         frames, layers = _frames(trace, measured, noted, room)
-        heats = {name: _heat(trace, name, room) for name in HEATMAPS}
+        heats = {name: heat for name in HEATMAPS if (heat := _heat(trace, name, room))["layers"]}
+        curves = {name: _curves(trace, name, room) for name in CURVES if name in heats}
         flames, timed = _flames(trace, noted, room)
         plain = {
-            "/api/settings": _settings((len(measured), len(frames)), heats, (timed, len(flames))),
+            "/api/settings": _settings((len(measured), len(frames)), heats, (timed, len(flames)), going_on),
             "/api/runs": {"runs": [{**entry, "state": where["state"]}]},
-            "/api/run": details,
+            "/api/run": {**details, "metrics": list(heats)},
             "/api/verdict": verdict,
             "/api/findings": {"findings": findings},
             "/api/anomalies": anomalies,
             "/api/ranks": {"ranks": inspector.rank_entries(trace)},
+            "/api/whatif": {"tried": read_tried(trace.path)},
             "/api/summary": _slowest(trace),
             "/api/resources": data.resources(trace, (None, None), POINTS // 2),
+            "/api/profile": strict({"views": views_of(profile_of(trace), profile.resources(trace))}),
             **{f"/api/series?metric={name}": _series(trace, name) for name in data.series_names(trace)},
         }
         histograms = _histograms(trace, layers, frames, room)
         flops = [site.flops for site in data.frame_layers(trace)]
     return {
         "answers": plain, "layers": layers, "flops": flops, "frames": frames, "heats": heats, "flames": flames,
-        "histograms": histograms,
+        "histograms": histograms, "curves": curves,
     }  # fmt: skip
 
 
-def _settings(steps: tuple[int, int], heats: dict[str, Any], flames: tuple[int, int]) -> dict[str, Any]:
-    """`steps` and `flames`: how many there were, and how many are here."""
+def _then(state: str) -> str:
+    """Of a run that goes on: a file does not, and must not look as if."""
+    return UNFINISHED if state in ("running", "paused", "unresponsive") else state
+
+
+def _settings(
+    steps: tuple[int, int], heats: dict[str, Any], flames: tuple[int, int], going_on: int | None
+) -> dict[str, Any]:
+    """`steps` and `flames`: how many there were, and how many are here; `going_on`: the last step of a run that is not
+    over."""
     said = []
     if steps[1] < steps[0]:
         said.append(f"{steps[1]:,} of {steps[0]:,} measured steps, those of findings among them")
     widest = max((_widest(heat["edges"]) for heat in heats.values()), default=1)
     if widest > 1:
-        said.append(f"heatmaps and curves with the largest value of every {widest:,} steps")
+        said.append(f"heatmaps with the largest, curves with the smallest and largest value of up to {widest:,} steps")
     if flames[1] < flames[0]:
         said.append(f"flame graphs of {flames[1]:,} of {flames[0]:,} timed steps")
+    told = [] if going_on is None else [f"The training was at step {going_on:,} and not over when this was written."]
+    if said:
+        told.append(f"This file holds {'; '.join(said)}.")
+    elif told:
+        told.append("Every step measured until then is in this file.")
     return {
         "theme": "auto",
         "refresh_s": 1,
@@ -180,7 +208,7 @@ def _settings(steps: tuple[int, int], heats: dict[str, Any], flames: tuple[int, 
         "version": own_version(),
         "report": {
             "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "thinned": f"This file holds {'; '.join(said)}." if said else None,
+            "thinned": " ".join(told) or None,
         },
     }
 
@@ -191,11 +219,11 @@ def _widest(edges: Sequence[int]) -> int:
 
 def _slowest(trace: Trace) -> dict[str, Any]:
     layers = profile.slowest(trace, k=None)
-    return {"layers": layers[:10], "timed_layers": len(layers)}
+    return {"layers": layers[:MOST_TIMED], "timed_layers": min(len(layers), MOST_TIMED)}
 
 
 def _series(trace: Trace, name: str) -> dict[str, Any]:
-    return data.series(trace, name, None, (None, None), POINTS)
+    return data.series(trace, name, None, (None, None), LOSSES if name == "loss" else POINTS)
 
 
 def chosen(steps: NDArray[np.int64], wanted: set[int], most: int) -> list[int]:
@@ -233,7 +261,7 @@ def rounded(column: NDArray[np.float32]) -> NDArray[np.float32]:
     """With as many digits as the page shows: the rest does not compress."""
     bits = column.astype("<f4").view(np.uint32)
     drop = np.uint32(23 - DIGITS)
-    half = np.where(np.isfinite(column), np.uint32(1) << (drop - np.uint32(1)), np.uint32(0)).astype(np.uint32)
+    half = np.where(np.abs(column) < LARGE, np.uint32(1) << (drop - np.uint32(1)), np.uint32(0)).astype(np.uint32)
     return ((bits + half) >> drop << drop).view("<f4")
 
 
@@ -243,10 +271,33 @@ def _base64(array: NDArray[Any]) -> str:
 
 def _heat(trace: Trace, metric: str, room: Room) -> dict[str, Any]:
     sites = len(data.frame_layers(trace)) * (2 if metric in ("weight_norm", "update_norm") else 1)
-    width = room.each(CELLS // len(HEATMAPS), sites, 40, POINTS)
-    shown = data.picture(data.heatmap(trace, metric, (None, None), width))
-    told = {"metric": metric, "layers": shown.layers, "edges": shown.edges, "cells": _base64(shown.cells)}
-    return {**told, "min": shown.low, "max": shown.high, "log": shown.log}
+    return data.drawn(trace, metric, (None, None), room.each(CELLS // len(HEATMAPS), sites, 40, POINTS))
+
+
+def _curves(trace: Trace, metric: str, room: Room) -> dict[str, Any]:
+    """Smallest and largest value of every layer over the steps; the smallest are left out where both are the same."""
+    modules = {trace.canonical(site) for site in data.frame_layers(trace)}
+    width = room.each(IN_CURVES // (2 * len(CURVES)), len(modules), 40, POINTS)
+    found = rollup.curves(trace, data.metric_of(metric), width)
+    assert found.low is not None
+    rows = [at for at, layer in enumerate(found.layers) if layer in modules]
+    high, low = (_as_floats(each[rows], found.nan[rows]) for each in (found.values, found.low))
+    same = bool(np.array_equal(high.view(np.uint32), low.view(np.uint32)))
+    steps = (trace.last_step or 0) + 1
+    return {
+        "layers": [found.layers[at] for at in rows],
+        "edges": found.edges.tolist(),
+        "max": _base64(high),
+        "min": None if same else _base64(low),
+        "single": data.measured_steps(trace, metric, (0, steps)) == len(found.edges) - 1,  # a point for every step
+        "of": steps,
+    }
+
+
+def _as_floats(values: Any, nan: NDArray[np.bool_]) -> NDArray[np.float32]:
+    floats = rounded(data.single(values))
+    floats.view(np.uint32)[nan] = IS_NAN
+    return floats
 
 
 def _flames(trace: Trace, noted: set[int], room: Room) -> tuple[list[dict[str, Any]], int]:

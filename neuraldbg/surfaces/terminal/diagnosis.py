@@ -18,6 +18,7 @@ MOST_LINKS = 5
 MOST_OTHERS = 3
 MOST_CURES = 3
 MOST_UNCHECKED = 3
+MOST_TRIED = 6
 STATE_STYLE = {"healthy": "bold green", "warning": "bold yellow", "critical": "bold red", "undecided": "bold cyan"}
 _SEVERITY_STYLE = {"critical": "bold red", "warning": "bold yellow", "info": "dim"}
 LOUD = ("warning", "critical")
@@ -47,6 +48,7 @@ def render_diagnosis(summary: RunSummary, console: Console) -> None:
         _others(console, loud)
     else:
         _unchecked(console, summary)
+    _tried(console, summary.tried)
     hints = [one for one in summary.findings if one["severity"] not in LOUD]
     for at, one in enumerate(hints[: 0 if loud else MOST_OTHERS]):
         labelled(console, "" if at else "Seen", f"{one['kind']}: {_with_place(one)}")
@@ -123,6 +125,20 @@ def _others(console: Console, loud: Sequence[Mapping[str, Any]]) -> None:
         )
     if len(rest) > MOST_OTHERS:
         labelled(console, "", f"{len(rest) - MOST_OTHERS} more: neural report --json", style="dim")
+
+
+def _tried(console: Console, found: Mapping[str, Any] | None) -> None:
+    """What `neural whatif` tried, and what came of each."""
+    from neuraldbg.analysis.tried import effect_of
+    from neuraldbg.surfaces.terminal.experiment import STYLES, WORDS, name_of
+
+    arms = [arm for arm in found["arms"] if arm.get("verdict") in WORDS] if found else []
+    for at, arm in enumerate(sorted(arms, key=lambda arm: list(WORDS).index(arm["verdict"]))[:MOST_TRIED]):
+        cause = f" for {', '.join(arm['causes'])}" if arm.get("causes") else ""
+        told = f"{name_of(arm)}{cause}: {WORDS[arm['verdict']]}, {effect_of(arm)}"
+        labelled(console, "" if at else "Tried", told, style=STYLES[arm["verdict"]])
+    if len(arms) > MOST_TRIED:
+        labelled(console, "", f"{len(arms) - MOST_TRIED} more in whatif.json", style="dim")
 
 
 def _with_place(one: Mapping[str, Any]) -> str:

@@ -25,12 +25,15 @@ def render_experiment(found: Mapping[str, Any], console: Console, *, run_dir: Pa
         outcome = Text(WORDS[arm["verdict"]], STYLES[arm["verdict"]])
         if arm.get("note"):
             outcome.append(f": {arm['note']}", "dim")
-        change = "the suggested patch" if arm["patch"] else arm["intervention"]
-        table.add_row(change, ", ".join(arm["causes"]), _number(arm["metric"]["arm"]), outcome)
+        table.add_row(name_of(arm), ", ".join(arm["causes"]), _number(arm["metric"]["arm"]), outcome)
     console.print(table)
     for note in [*_notes(control), *found["notes"]]:
         console.print(Text(note, "dim"))
     console.print(Text(f"Kept with the run: neural report {run_dir}", "dim"))
+
+
+def name_of(arm: Mapping[str, Any]) -> str:
+    return "the suggested patch" if arm.get("patch") else str(arm["intervention"])
 
 
 def _headline(found: Mapping[str, Any]) -> Text:
@@ -41,7 +44,7 @@ def _headline(found: Mapping[str, Any]) -> Text:
             return Text(f"Not proved: {helped[0]['intervention']} helps, but no cause was shown by it.", "bold")
         return Text("Not proved: nothing that was tried cures it.", "bold")
     best = proved[0]
-    what = "the suggested patch" if best["patch"] else best["intervention"]
+    what = name_of(best)
     cause = " and ".join(best["causes"])
     told = f"Verified: {cause}. With {what} the loss ends at {_number(best['metric']['arm'])}"
     return Text(f"{told}, without it at {_number(best['metric']['control'])}.", "bold green")

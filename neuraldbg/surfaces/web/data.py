@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +23,8 @@ from neuraldbg.trace.rollup import METRICS, Metric
 from neuraldbg.trace.tables import LOWEST_OCTAVE, PHASE_CODE
 
 Span = tuple[int | None, int | None]
-NOT_MEASURED, NAN = 254, 255  # cells of the heatmap; the scale has 0 to 253
+TOP, MINUS_INF, PLUS_INF, NOT_MEASURED, NAN = 250, 252, 253, 254, 255  # cells of the heatmap: the scale has 0 to TOP
+HOLD = 2  # times the gap before it is how long a value stands for the steps after it
 LOG_FROM = 1e3  # a range that spans more is shown by powers of ten
 MANY, STRAY = 1e12, 0.02  # of a range this wide, so few of the smallest values do not take the colours from the others
 LOOK_BACK = 1000  # steps
@@ -43,21 +45,35 @@ def metric_of(name: str) -> Metric:
 
 
 def series(trace: Trace, metric: str, layer: str | None, between: Span, points: int) -> dict[str, Any]:
-    """The smallest and the largest value of every stretch of steps, at most `points` of them."""
+    """The smallest and the largest value of every stretch of steps, at most `points` of them: nan where a NaN was among
+    them. `measured`: how many of the `of` steps have a value; None where they are too many to be points of their own.
+    """
     if layer is not None:
         metric_of(metric)
     elif metric not in series_names(trace):
         raise UnknownName("series", metric, series_names(trace), listed_by="/api/run")
     found = rollup.series(trace, metric, layer, between, points)
+    rows = int((found.count + found.nan).sum())
+    single = rows <= points or bool((np.diff(found.edges) == 1).all())
+    first, last = _steps_of(trace, between)
     return {
         "metric": metric,
         "layer": layer,
         "steps": found.steps.tolist(),
-        "min": _or_none(found.low),
-        "max": _or_none(found.high),
+        "min": _told(found.low, found.bad & np.isnan(found.low)),
+        "max": _told(found.high, found.bad),
         "nan_steps": found.steps[found.bad].tolist(),
-        "rows": int((found.count + found.nan).sum()),
+        "rows": rows,
+        "measured": len(found.steps) if single else None,
+        "of": last - first + 1,
     }
+
+
+def _steps_of(trace: Trace, between: Span) -> tuple[int, int]:
+    """The steps that are meant, of those that the run has."""
+    first, last = between
+    newest = trace.last_step or 0
+    return first or 0, newest if last is None else min(last, newest)
 
 
 def histograms(trace: Trace, layer: str, kind: str, between: Span, most: int = HISTOGRAMS) -> dict[str, Any]:
@@ -87,6 +103,11 @@ def series_names(trace: Trace) -> list[str]:
     return sorted({site.path for site in trace.sites if site.kind is SiteKind.SERIES})
 
 
+def _told(values: NDArray[np.float64], bad: NDArray[np.bool_]) -> list[float | None]:
+    """As they are; what is NaN for no reason is not known."""
+    return [math.nan if nan else value for value, nan in zip(_or_none(values), bad.tolist(), strict=True)]
+
+
 def _or_none(values: NDArray[np.float64]) -> list[float | None]:
     return [None if value != value else value for value in values.tolist()]
 
@@ -96,7 +117,8 @@ def _or_none(values: NDArray[np.float64]) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A heatmap as one byte a cell."""
+    """A heatmap as one byte a cell. Where steps between two measured ones would have columns of their own, the value
+    before them stands for them, as long as `held` says."""
 
     cells: NDArray[np.uint8]
     low: float | None
@@ -104,26 +126,61 @@ class Picture:
     log: bool
     layers: list[str]
     edges: list[int]
+    held: bool = False  # some cells repeat the one before them
 
 
 def heatmap(trace: Trace, metric: str, between: Span, width: int) -> Heatmap:
-    """Of a run that is over and was never rolled up, that is done now: it takes as long as one look at all its rows."""
+    """From the first to the last step of the run that are meant, measured or not. Of a run that is over and was never
+    rolled up, that is done now: it takes as long as one look at all its rows."""
     wanted = metric_of(metric)
     if trace.ended:
         trace.rollups.update()
-    phases = (Phase.FORWARD,) if wanted.kind is Kind.SPAN else ()
-    found = rollup.heatmap(trace, wanted.field, wanted.kind, width, between, phases)
-    return found if wanted.factor == 1.0 else replace(found, values=found.values * wanted.factor)
+    return rollup.spanning(trace, wanted, width, _steps_of(trace, between))
+
+
+def drawn(trace: Trace, metric: str, between: Span, width: int) -> dict[str, Any]:
+    """A heatmap as the page draws it. `measured`: of how many of the `of` steps there is something, where the value of
+    one stands for others."""
+    shown = picture(heatmap(trace, metric, between, width))
+    first, last = _steps_of(trace, between)
+    return {
+        "metric": metric,
+        "layers": shown.layers,
+        "edges": shown.edges,
+        "cells": base64.b64encode(shown.cells.tobytes()).decode(),
+        "min": shown.low,
+        "max": shown.high,
+        "log": shown.log,
+        "measured": measured_steps(trace, metric, (first, last)) if shown.held else None,
+        "of": last - first + 1,
+    }
+
+
+def measured_steps(trace: Trace, metric: str, between: Span) -> int:
+    table = "spans" if metric_of(metric).kind is Kind.SPAN else "stats"
+    return len(np.unique(trace.table(table, ["step"], between)["step"]))
 
 
 def picture(found: Heatmap) -> Picture:
     values = found.values
     measured = np.isfinite(values)
-    seen = values[measured]
+    cells = np.full(values.shape, NOT_MEASURED, np.uint8)
+    low, high, log = _scale(values[measured])
+    if low is not None and high is not None:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            shares = np.clip(_shares(values, low, high, log=log) * np.float32(TOP), 0, TOP)
+            cells = np.where(measured, shares, NOT_MEASURED).astype(np.uint8)
+    cells[found.inf < 0] = MINUS_INF
+    cells[found.inf > 0] = PLUS_INF
+    cells[found.nan] = NAN
+    shown, held = _held(cells)
+    return Picture(shown, low, high, log, found.layers, found.edges.tolist(), held)
+
+
+def _scale(seen: NDArray[np.float64]) -> tuple[float | None, float | None, bool]:
+    """The smallest and the largest value that have a colour, and whether those go by powers of ten."""
     if not seen.size:
-        cells = np.full(values.shape, NOT_MEASURED, np.uint8)
-        cells[found.nan] = NAN
-        return Picture(cells, None, None, False, found.layers, found.edges.tolist())
+        return None, None, False
     low, high = float(seen.min()), float(seen.max())
     positive = seen[seen > 0]
     log = bool(low >= 0 and positive.size and high > LOG_FROM * float(positive.min()))
@@ -131,17 +188,28 @@ def picture(found: Heatmap) -> Picture:
         low = float(positive.min())
         if high > MANY * low:
             low = float(np.quantile(positive, STRAY))
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            # for 254 colours single precision is enough, and halves what a picture takes
-            share = np.log((np.maximum(values, low) / low).astype(np.float32)) / np.float32(np.log(high / low))
-    else:
-        share = (values - low) / (high - low) if high > low else np.zeros(values.shape)
-    with np.errstate(invalid="ignore"):
-        cells = np.where(measured, np.clip(share * np.float32(253.0), 0, 253), 0).astype(np.uint8)
-    cells[values == np.inf] = 253
-    cells[~measured & (values != np.inf)] = NOT_MEASURED
-    cells[found.nan] = NAN
-    return Picture(cells, low, high, log, found.layers, found.edges.tolist())
+    return low, high, log
+
+
+def _shares(values: NDArray[np.float64], low: float, high: float, *, log: bool) -> NDArray[Any]:
+    if log:  # for so few colours single precision is enough, and halves what a picture takes
+        share: NDArray[Any] = np.log((np.maximum(values, low) / low).astype(np.float32))
+        return share / np.float32(np.log(high / low))
+    return (values - low) / (high - low) if high > low else np.zeros(values.shape)
+
+
+def _held(cells: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], bool]:
+    """A value stands until the next one, but no longer than HOLD times the gap before it: sampling is not measuring."""
+    measured = cells != NOT_MEASURED
+    if not cells.size or measured.all() or not measured.any():
+        return cells, False
+    column = np.arange(cells.shape[1], dtype=np.int32)
+    last = np.maximum.accumulate(np.where(measured, column, np.int32(-1)), axis=1)  # the measured one here or before
+    before = np.concatenate([np.full((len(cells), 1), -1, np.int32), last[:, :-1]], axis=1)
+    gap = np.where(measured & (before >= 0), column - before, 0)
+    source = np.maximum(last, 0)
+    stands = ~measured & (last >= 0) & (column - last < HOLD * np.take_along_axis(gap, source, axis=1))
+    return np.where(stands, np.take_along_axis(cells, source, axis=1), cells), bool(stands.any())
 
 
 # -- the newest numbers of all layers, for the stream ------------------------------------------------------------------
@@ -166,8 +234,14 @@ def frame(
         if kind is Kind.SPAN:
             keep &= rows.phase == PHASE_CODE[Phase.FORWARD]
         for name in (name for name in names if METRICS[name].kind is kind):
-            found[name][places[keep]] = _values(rows, METRICS[name])[keep]  # of several rows the last counts
+            found[name][places[keep]] = single(_values(rows, METRICS[name])[keep])  # of several rows the last counts
     return found
+
+
+def single(values: NDArray[Any]) -> NDArray[np.float32]:
+    """In single precision, where a number that is too large for it is no infinity."""
+    largest = np.finfo(np.float32).max
+    return np.where(np.isfinite(values), np.clip(values, -largest, largest), values).astype(np.float32)
 
 
 def _values(rows: Rows, metric: Metric) -> NDArray[Any]:
@@ -188,11 +262,15 @@ def frame_at(trace: Trace, step: int | None) -> dict[str, Any]:
 
 
 def moment(trace: Trace, step: int | None, *, spans: bool) -> dict[str, Any]:
-    """The same with the numbers as the stream has them; `spans`: and when every layer ran in the last timed step."""
+    """The same with the numbers as the stream has them, and the series as they were at `step` itself; `spans`: and when
+    every layer ran in the last timed step."""
     found = _frame_at(trace, step)
     timed = found["timed_step"]
     shown = profile.flame(trace, timed) if spans and timed is not None else []
-    return {**found, "metrics": encoded(found["metrics"]), "spans": shown}
+    last = trace.last_step
+    whole = step if step is not None or last is None or trace.ended else max(last - 1, 0)
+    scalars = {} if last is None else latest_scalars(trace, last if whole is None else whole)
+    return {**found, "metrics": encoded(found["metrics"]), "scalars": scalars, "spans": shown}
 
 
 def encoded(columns: Mapping[str, NDArray[np.float32]]) -> dict[str, str]:

@@ -163,6 +163,7 @@ class Stream:
         self._interval_s = interval_s
         self._boxes: set[Box] = set()
         self._task: asyncio.Task[None] | None = None
+        self._seeking: asyncio.Task[None] | None = None  # findings
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         run.line.listeners.append(self._heard)
@@ -181,6 +182,8 @@ class Stream:
         if not self._boxes and self._task is not None:
             self._task.cancel()
             self._task = None  # who comes before it has ended gets one of its own
+            if self._seeking is not None:
+                self._seeking.cancel()
 
     def again(self, box: Box) -> None:
         for message in self._watch.everything():
@@ -210,12 +213,14 @@ class Stream:
             began = self._loop.time()
             due = max(due + self._interval_s, began)  # by the clock: what looking and waking take does not add up
             await self._look(self._watch.look)
-            if began >= findings_due:
+            if began >= findings_due and (self._seeking is None or self._seeking.done()):
                 findings_due = began + FINDINGS_S
-                await self._look(self._watch.look_for_findings)
+                self._seeking = asyncio.create_task(self._look(self._watch.look_for_findings))  # no frame waits for it
             with suppress(asyncio.TimeoutError):
                 # what looking took is part of the interval, but the trainer's machine is never looked at all the time
                 await asyncio.wait_for(self._woken.wait(), max(due - self._loop.time(), self._interval_s / 4))
+            if self._woken.is_set():
+                due = self._loop.time()  # a look in between takes none of the others away
 
     async def _look(self, part: Callable[[], list[Message]]) -> None:
         for message in await asyncio.to_thread(part):

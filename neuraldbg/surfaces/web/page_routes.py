@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -70,25 +69,24 @@ def cells(
     metric: Name = "grad_norm",
     width: Annotated[int, Query(ge=1, le=4000, description="columns at most")] = 1000,
 ) -> StrictJSON:
+    """As /api/heatmap; `measured` of the `of` steps have something where the value of one stands for those after it."""
     with run.reading() as trace:
-        shown = data.picture(data.heatmap(trace, metric, between, width))
-    return StrictJSON(
-        {
-            "metric": metric,
-            "layers": shown.layers,
-            "edges": shown.edges,
-            "cells": base64.b64encode(shown.cells.tobytes()).decode(),
-            "min": shown.low,
-            "max": shown.high,
-            "log": shown.log,
-        }
-    )
+        return StrictJSON(data.drawn(trace, metric, between, width))
 
 
 @router.get("/api/ranks", responses=OF_A_RUN, summary="Every rank: its last step, last loss and usual time of a step")
 def ranks(run: Run) -> StrictJSON:
     with run.reading() as trace:
         return StrictJSON({"ranks": inspector.rank_entries(trace)})
+
+
+@router.get("/api/whatif", responses=OF_A_RUN, summary="Changes that were tried on a run, and what became of each")
+def whatif(run: Run) -> StrictJSON:
+    """`tried`: as `neural whatif --json` tells it, null where nothing was; `command`: what tries the cures."""
+    from neuraldbg.analysis.tried import read_tried
+
+    with run.reading() as trace:
+        return StrictJSON({"tried": read_tried(trace.path), "command": run.command("whatif")})
 
 
 @router.get("/api/anomalies", responses=OF_A_RUN, summary="Samples unlike those before them, by layer and by step")

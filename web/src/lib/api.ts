@@ -2,11 +2,7 @@
 import { answer, held } from "./report";
 
 export class Refused extends Error {
-  constructor(
-    readonly status: number,
-    message: string,
-    readonly details: Record<string, unknown>,
-  ) {
+  constructor(readonly status: number, message: string, readonly details: Record<string, unknown>) {
     super(message);
   }
 }

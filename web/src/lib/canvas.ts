@@ -1,16 +1,17 @@
 /** Drawing on a canvas that keeps its size, its sharpness and its colours when the page changes. */
 
 export type Draw = (pen: CanvasRenderingContext2D, width: number, height: number, colour: (name: string) => string) => void;
+export interface Drawing { draw: Draw; on: unknown[] } // on: what it depends on
 
-export interface Drawing {
-  draw: Draw;
-  on: unknown[]; // what it depends on
+/** Where in its element something happened, and how large that is. */
+export function within(event: MouseEvent): { x: number; y: number; width: number; height: number } {
+  const { left, top, width, height } = (event.currentTarget as HTMLElement).getBoundingClientRect();
+  return { x: event.clientX - left, y: event.clientY - top, width, height };
 }
 
 /** A Svelte action: draws now, when something in `on` changes, and when the canvas gets another size. */
 export function drawn(canvas: HTMLCanvasElement, given: Drawing): { update(given: Drawing): void; destroy(): void } {
-  let now = given;
-  let wanted = 0;
+  let [now, wanted] = [given, 0];
   const paint = () => {
     wanted = 0;
     const { clientWidth: width, clientHeight: height } = canvas;
@@ -24,20 +25,13 @@ export function drawn(canvas: HTMLCanvasElement, given: Drawing): { update(given
     const known: Record<string, string> = {};
     now.draw(pen, width, height, (name) => (known[name] ??= style.getPropertyValue(name).trim()));
   };
-  const soon = () => {
-    if (!wanted) wanted = requestAnimationFrame(paint);
-  };
-  const resized = new ResizeObserver(soon);
+  const soon = (given = now) => void ([now, wanted] = [given, wanted || requestAnimationFrame(paint)]);
+  const resized = new ResizeObserver(() => soon());
   resized.observe(canvas);
   soon();
-  return {
-    update(changed: Drawing) {
-      now = changed;
-      soon();
-    },
-    destroy() {
-      cancelAnimationFrame(wanted);
-      resized.disconnect();
-    },
+  const destroy = () => {
+    cancelAnimationFrame(wanted);
+    resized.disconnect();
   };
+  return { update: soon, destroy };
 }

@@ -1,20 +1,14 @@
 /** The arithmetic of our charts: no drawing, no page. */
 import type { Finding, Frame, Octaves, Span } from "./types";
 
-export interface Scale {
-  low: number;
-  high: number;
-  log: boolean;
-}
+export interface Scale { low: number; high: number; log: boolean }
 
 const LOG_FROM = 1e3; // a range that spans more is shown by powers of ten
 const TINY = 1e-14; // as is one this close to zero: the charts know no smaller steps
 
 /** A scale for what can be drawn; by powers of ten where the values span many of them. */
 export function scaleOf(values: Iterable<number | null>, log?: boolean): Scale {
-  let low = Infinity;
-  let high = -Infinity;
-  let least = Infinity;
+  let [low, high, least] = [Infinity, -Infinity, Infinity];
   for (const value of values) {
     if (value === null || !Number.isFinite(value)) continue;
     low = Math.min(low, value);
@@ -42,8 +36,7 @@ export function valueAt(share: number, scale: Scale): number {
 
 /** The column that holds a step: `edges` are the first steps of the columns and, last, the step after them. */
 export function columnOf(step: number, edges: number[]): number {
-  let low = 0;
-  let high = edges.length - 2;
+  let [low, high] = [0, edges.length - 2];
   while (low < high) {
     const middle = (low + high + 1) >> 1;
     if ((edges[middle] ?? 0) <= step) low = middle;
@@ -52,10 +45,21 @@ export function columnOf(step: number, edges: number[]): number {
   return Math.max(0, low);
 }
 
-export interface Stretch {
-  from: number;
-  to: number;
+/** Round steps to name on an axis, no more than there is room for. */
+export function ticks(from: number, to: number, most: number): number[] {
+  const least = Math.max(1, (to - from) / Math.max(1, most));
+  const power = 10 ** Math.floor(Math.log10(least));
+  const every = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= least) ?? 1;
+  return Array.from({ length: Math.floor(to / every) - Math.ceil(from / every) + 1 }, (_, at) => (Math.ceil(from / every) + at) * every);
 }
+
+/** What a curve has at a step: the point that holds it, null before the first; and the steps that it is of. */
+export function pointAt(step: number, steps: number[]): { at: number; from: number; to: number } | null {
+  const at = columnOf(step, [...steps, Infinity]);
+  return (steps[at] ?? Infinity) > step ? null : { at, from: steps[at]!, to: (steps[at + 1] ?? step + 1) - 1 };
+}
+
+export interface Stretch { from: number; to: number }
 
 /** A stretch of steps, zoomed around one of them and kept inside the whole. */
 export function zoomed(now: Stretch, around: number, factor: number, whole: Stretch): Stretch {
@@ -64,9 +68,7 @@ export function zoomed(now: Stretch, around: number, factor: number, whole: Stre
   return inside({ from: Math.round(around - share * length), to: Math.round(around - share * length) + length }, whole);
 }
 
-export function moved(now: Stretch, by: number, whole: Stretch): Stretch {
-  return inside({ from: now.from + by, to: now.to + by }, whole);
-}
+export const moved = (now: Stretch, by: number, whole: Stretch): Stretch => inside({ from: now.from + by, to: now.to + by }, whole);
 
 function inside(stretch: Stretch, whole: Stretch): Stretch {
   const length = Math.min(stretch.to - stretch.from, whole.to - whole.from);
@@ -76,13 +78,10 @@ function inside(stretch: Stretch, whole: Stretch): Stretch {
 
 // -- colours ----------------------------------------------------------------------------------------------------------
 
-const VIRIDIS = ["440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725"].map((hex) => [
-  parseInt(hex.slice(0, 2), 16),
-  parseInt(hex.slice(2, 4), 16),
-  parseInt(hex.slice(4, 6), 16),
-]);
-export const NOT_MEASURED = 254;
-export const NAN = 255;
+const rgb = (hex: string): number[] => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
+const VIRIDIS = ["440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725"].map(rgb);
+export const [TOP, MINUS_INF, PLUS_INF, NOT_MEASURED, NAN] = [250, 252, 253, 254, 255] as const; // cells: the scale has 0 to TOP
+export const ODD = { [NAN]: ["NaN", "--nan"], [PLUS_INF]: ["inf", "--inf"], [MINUS_INF]: ["−inf", "--minus-inf"] } as const; // their signs and colours
 
 export function viridis(share: number): [number, number, number] {
   const at = Math.min(1, Math.max(0, share)) * (VIRIDIS.length - 1);
@@ -92,22 +91,17 @@ export function viridis(share: number): [number, number, number] {
   return [mix(0), mix(1), mix(2)];
 }
 
-/** 256 colours as RGBA: the scale, then nothing at all, then what NaN looks like. */
-export function palette(nan: [number, number, number]): Uint8ClampedArray {
+/** 256 colours as RGBA: the scale, what is no number by the theme (as #rrggbb), and nothing at all where nothing was measured. */
+export function palette(colour: (name: string) => string): Uint8ClampedArray {
   const colours = new Uint8ClampedArray(256 * 4);
-  for (let value = 0; value < NOT_MEASURED; value++) colours.set([...viridis(value / 253), 255], value * 4);
-  colours.set([...nan, 255], NAN * 4);
+  for (let value = 0; value <= TOP; value++) colours.set([...viridis(value / TOP), 255], value * 4);
+  for (const [cell, [, name]] of Object.entries(ODD)) colours.set([...rgb(colour(name).slice(1)), 255], Number(cell) * 4);
   return colours;
 }
 
 // -- flame graph ------------------------------------------------------------------------------------------------------
 
-export interface Box {
-  span: Span;
-  x: number;
-  width: number;
-  row: number;
-}
+export interface Box { span: Span; x: number; width: number; row: number }
 
 /** The spans with the time between the outermost calls cut short: what the script did between them is not ours to show. */
 export function withoutGaps(spans: Span[]): Span[] {
@@ -150,11 +144,7 @@ export function magnitudeAt(row: Octaves | undefined, share: number): number | n
 
 // -- marks ------------------------------------------------------------------------------------------------------------
 
-export interface Mark {
-  step: number;
-  kind: "finding" | "hit" | "checkpoint";
-  label: string;
-}
+export interface Mark { step: number; kind: "finding" | "hit" | "checkpoint"; label: string }
 
 const GRAVER = ["checkpoint", "hit", "finding"];
 

@@ -1,14 +1,14 @@
 /** A run that lies in the page itself (`neural report --format html`): what this page asks is answered out of it. */
 import { columnOf } from "./chart";
-import { heatOf, numberAt } from "./heat";
 import { bytesOf } from "./stream";
 import type { HeatAnswer, Span } from "./types";
 
+interface Curves { layers: string[]; edges: number[]; max: string; min: string | null; single: boolean; of: number }
 interface Held {
   answers: Record<string, unknown>; layers: string[]; flops: (number | null)[];
   frames: { step: number; metrics: Record<string, string> }[]; // some steps, every layer in numbers
   flames: { step: number; spans: Span[] }[];
-  heats: Record<string, HeatAnswer>; histograms: Record<string, Record<string, object>>;
+  heats: Record<string, HeatAnswer>; curves: Record<string, Curves>; histograms: Record<string, Record<string, object>>;
 }
 
 const packed = typeof document === "undefined" ? null : document.getElementById("report")?.textContent;
@@ -26,9 +26,11 @@ export function answer(file: Held, path: string): unknown {
   const [from, to] = [Number(given.get("from") ?? 0), Number(given.get("step") ?? given.get("to") ?? Infinity)];
   if (pathname === "/api/moment") return moment(file, to, layer);
   if (pathname === "/api/heatmap/cells") return file.heats[metric] && cut(file.heats[metric], from, to);
-  if (pathname === "/api/series" && layer) return file.heats[metric] && curve(cut(file.heats[metric], from, to), layer);
+  if (pathname === "/api/series" && layer) return file.curves[metric] && curve(file.curves[metric], layer, from, to);
   if (pathname === "/api/histogram") return { kind, histograms: [], ...file.histograms[kind]?.[layer] };
-  return file.answers[metric ? `${pathname}?metric=${metric}` : pathname];
+  const whole = file.answers[metric ? `${pathname}?metric=${metric}` : pathname];
+  const most = Number(given.get("limit") ?? Infinity);
+  return pathname === "/api/summary" ? { ...(whole as object), layers: (whole as { layers: object[] }).layers.slice(0, most) } : whole;
 }
 
 function before<T extends { step: number }>(all: T[], step: number): T | undefined {
@@ -63,8 +65,14 @@ function cut(heat: HeatAnswer, from: number, to: number): HeatAnswer {
   return { ...heat, edges: heat.edges.slice(first, end + 1), cells: kept };
 }
 
-function curve(answer: HeatAnswer, layer: string): object {
-  const heat = heatOf(answer, [layer]);
-  const values = [...(heat.rows[0] ?? [])].map((cell, at) => [heat.edges[at]!, numberAt(heat, cell)] as const).filter(([, value]) => value !== null);
-  return { steps: values.map(([step]) => step), min: values.map(([, value]) => value), max: values.map(([, value]) => value), nan_steps: [] };
+const IS_NAN = 0x7fe00000; // a NaN that was measured: any other says that nothing was
+
+function curve({ layers, edges, max, min, single, of }: Curves, layer: string, from: number, to: number): object | undefined {
+  const [at, wide] = [layers.indexOf(layer), edges.length - 1];
+  if (at < 0) return undefined;
+  const row = (text: string) => bytesOf(text).buffer.slice(4 * at * wide, 4 * (at + 1) * wide);
+  const [bits, high, low] = [new Uint32Array(row(max)), new Float32Array(row(max)), new Float32Array(row(min ?? max))];
+  const known = [...high.keys()].filter((each) => (!Number.isNaN(high[each]) || bits[each] === IS_NAN) && edges[each + 1]! > from && edges[each]! <= to);
+  const found = { steps: known.map((each) => edges[each]!), min: known.map((each) => low[each]!), max: known.map((each) => high[each]!) };
+  return { ...found, nan_steps: [], measured: single ? known.length : null, of: Math.min(to + 1, of) - from };
 }

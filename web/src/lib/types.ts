@@ -1,7 +1,7 @@
 /** What the server answers. A number that JSON has no word for arrives as "nan", "inf" or "-inf". */
 
 export type Num = number | "nan" | "inf" | "-inf" | null;
-export type RunState = "running" | "paused" | "finished" | "interrupted" | "crashed" | "killed" | "unresponsive";
+export type RunState = "running" | "paused" | "finished" | "interrupted" | "crashed" | "killed" | "unresponsive" | "unfinished";
 export type Severity = "critical" | "warning" | "info";
 
 export interface Settings {
@@ -39,6 +39,7 @@ export interface Breakpoint {
 }
 export interface Series {
   metric: string; layer: string | null; steps: number[]; min: Num[]; max: Num[]; nan_steps: number[];
+  measured?: number | null; of?: number; // steps that have a value, where they are few, and those asked about
 }
 
 /** One number for every layer and metric, at one step; NaN where nothing was measured. */
@@ -50,7 +51,7 @@ export interface Moment {
 }
 export interface HeatAnswer {
   metric: string; layers: string[]; edges: number[]; cells: string | Uint8Array; min: number | null; max: number | null;
-  log: boolean;
+  log: boolean; measured?: number | null; of?: number;
 }
 export interface Inspected {
   layer: string; type: string | null; parameters: number | null; source: string | null; step: number | null;
@@ -98,4 +99,16 @@ export interface Comparison {
   a: Side; b: Side; loss: [number, Num, Num][]; loss_differs_from: number | null; only_in_a: string[];
   only_in_b: string[]; changed_params: unknown[]; divergence_searched: boolean;
   divergence: { layer: string; kind: string; step: number; field: string; a: Num; b: Num } | null;
+}
+
+export interface Series { rows?: number } // measured values in all stretches together
+export interface Moment { scalars?: Record<string, Num> } // of the very step
+export interface CheckAnswer { column?: number } // of a mistake in the condition
+export interface RunDetails { again?: string } // the command that shows it
+export interface Tried {
+  command?: string; tried: { control: { loss: Num; updates: number }; notes: string[]; arms: Arm[] } | null;
+}
+interface Arm {
+  intervention: string; verdict: "verified" | "helps" | "no_effect" | "harm"; causes: string[]; patch: string | null;
+  metric: { name: string; control: Num; arm: Num }; note: string | null;
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
-from neuraldbg.capture.resources import device_bytes, host_allocated_bytes, rss_bytes
+from neuraldbg.capture.resources import device_memory, host_allocated_bytes, rss_bytes
 from neuraldbg.capture.torch.core import RARELY, now_ns
 from neuraldbg.capture.torch.evidence.graphs_kept import held_by_the_user
 from neuraldbg.capture.torch.growing import growing_line
@@ -45,7 +45,10 @@ class KeptValues:
         used = host_allocated_bytes()
         if used is not None:
             recorder.scalar("host_allocated_bytes", float(used))
-        total = _in_use(used)
+        on_device = device_memory()
+        for name, value in (on_device or {}).items():
+            recorder.scalar(f"device_{name}_bytes", float(value))
+        total = (on_device or {}).get("allocated", 0) + (used if used is not None else rss_bytes() or 0)
         if step == FIRST:
             self._begin, self._at_begin = self._survey(), total
         elif step >= self._next and self._at_begin and total - self._at_begin > GREW:
@@ -73,10 +76,6 @@ class KeptValues:
                 holders.append({"name": name, "kind": type(value).__name__, "bytes": size, **grown})
         holders.sort(key=lambda one: -one["grew_by"])
         self.core.recorder.fact("values_kept", holders=holders[:MOST])
-
-
-def _in_use(host: int | None) -> int:
-    return (device_bytes() or 0) + (host if host is not None else rss_bytes() or 0)
 
 
 def _size_of(value: Any) -> Size | None:
