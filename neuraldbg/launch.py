@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from neuraldbg.control.reach import open_line
 from neuraldbg.control.server_file import STAY
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, Program, flush_streams, load_module, load_script, outcome_of
-from neuraldbg.session.past import look_back
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
@@ -84,7 +84,7 @@ def run(request: Request) -> int:
     control = Control(run_dir, request, gate)
     attachment = Attachment(_plan(run_dir, share, request, resources=viewer.running), gate=gate)
     if gate is not None and request.record_bytes:
-        look_back(gate, attachment)
+        gate.past = partial(_look_back, attachment)
     attachment.start()
     _hide_own_imports()
     began = time.monotonic()
@@ -106,6 +106,12 @@ def run(request: Request) -> int:
     if outcome.exit_code == 0 and request.fail_on is not None:
         return verdict
     return outcome.exit_code
+
+
+def _look_back(attachment: Attachment, *asked: Any) -> dict[str, Any]:
+    from neuraldbg.session.past import look_back  # not before somebody asks: it brings numpy with it
+
+    return look_back(attachment, *asked)
 
 
 def profile(request: Request, *, memory: bool) -> tuple[Outcome, Path]:

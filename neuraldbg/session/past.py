@@ -50,22 +50,18 @@ def _module(capture: Any, site: Site) -> Any:
     raise NotRecorded(f"the model of {site.path!r} is gone")
 
 
-def look_back(gate: Any, attachment: Any) -> None:
-    """Lets a held run be asked about steps before: they are made again by the held thread, and everything put back."""
+def look_back(attachment: Any, step: int, kind: str, layer: str | None, part: str | None) -> dict[str, Any]:
+    """A tensor of a step before, of a held run: the held thread makes the step again, and puts everything back."""
+    from neuraldbg.capture.torch.shown import shown_tensor
+    from neuraldbg.replay.recorded import bound_here
 
-    def past(step: int, kind: str, layer: str | None, part: str | None) -> dict[str, Any]:
-        from neuraldbg.capture.torch.shown import shown_tensor
-        from neuraldbg.replay.recorded import bound_here
-
-        if layer is None:
-            raise UsageError("which layer? a step that is over has no layer of its own")
-        if kind not in REMADE:
-            raise UnknownName("tensor", kind, REMADE, listed_by=f"one of {', '.join(REMADE)}:")
-        capture = attachment.capture
-        site = capture.core.stops.names().resolve(layer)
-        recorded = bound_here(attachment.recording, Path(attachment.plan.run_dir), step)
-        tensor, proof = made_again(recorded, capture, site, step, kind)
-        told = {"step": step, "layer": layer, "kind": kind, "proof": proof, "source": "replayed"}
-        return {**told, **shown_tensor(tensor, part)}
-
-    gate.past = past
+    if layer is None:
+        raise UsageError("which layer? a step that is over has no layer of its own")
+    if kind not in REMADE:
+        raise UnknownName("tensor", kind, REMADE, listed_by=f"one of {', '.join(REMADE)}:")
+    capture = attachment.capture
+    site = capture.core.stops.names().resolve(layer)
+    recorded = bound_here(attachment.recording, Path(attachment.plan.run_dir), step)
+    tensor, proof = made_again(recorded, capture, site, step, kind)
+    told = {"step": step, "layer": layer, "kind": kind, "proof": proof, "source": "replayed"}
+    return {**told, **shown_tensor(tensor, part)}
