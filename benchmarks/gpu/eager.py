@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from programs import IN_FULL, Results, Size, Training, equal, interval, name_of, rows_of, steps, wait, watched
 from torch import Tensor
+from turns import GROUPS, in_turns
 
-GROUPS = 4
 LATER = 130  # updates after which evidence is gathered in one of 8
 PADDED = 50304  # a vocabulary that matrix products of half precision like, as most people train with
 
@@ -43,26 +43,23 @@ def padded(size: Size, results: Results) -> None:
 def _arms(size: Size, results: Results, training: Training) -> None:
     """Sessions of their own, in turn with bare steps. `full` are the first updates, when evidence is gathered in each
     of them."""
-    ratios: dict[str, list[float]] = {"default": [], "full, first updates": [], "control": []}
-    bare = training.timed(steps(size, 10))
-    for _ in range(GROUPS if size.device == "cuda" else 1):
-        taken = {}
-        with watched(0.01) as (capture, _run):
+    runs: list[Path] = []
+
+    def default() -> float:
+        with watched(0.01) as (capture, _):
             training.run(steps(size, IN_FULL))
-            taken["default"] = training.timed(steps(size, 20))
+            took = training.timed(steps(size, 20))
             results.add("default overhead as told", capture.overhead())
+        return took
+
+    def full() -> float:
         with watched(None) as (_, run):
             training.run(3)
-            taken["full, first updates"] = training.timed(steps(size, 12))
-        again, third = training.timed(steps(size, 10)), training.timed(steps(size, 10))
-        for name, one in taken.items():
-            ratios[name].append(one / ((bare + again) / 2))
-        ratios["control"].append(third / again)
-        bare = third
-        results.add("bare ms", bare)
-        for name, values in ratios.items():
-            results.add(f"{name} / bare", interval(values))
-    results.add("rows of one full step", rows_of(run))
+            runs[:] = [run]
+            return training.timed(steps(size, 12))
+
+    in_turns(size, results, training, {"default": default, "full, first updates": full}, steps(size, 10))
+    results.add("rows of one full step", rows_of(runs[0]))
 
 
 def _later(size: Size, results: Results, training: Training) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from layer_times import layers  # noqa: F401  one of the sections
-from programs import IN_FULL, Results, Size, Training, equal, interval, name_of, rows_of, steps, wait, watched
+from programs import IN_FULL, Results, Size, Training, equal, name_of, rows_of, steps, wait, watched
 from torch import Tensor
+from turns import in_turns
 
 from neuraldbg.capture.torch.attach import TorchCapture
 from neuraldbg.trace import open_trace
 
-GROUPS = 4
 SETTINGS = ((512, 4, 64), (1024, 4, 32), (2048, 8, 32), (2048, 4, 16), (1024, 8, 64))  # block, warps, blocks a piece
 
 
@@ -88,25 +89,19 @@ def _from_the_start(size: Size, training: Training) -> list[Tensor]:
 
 
 def _arms(size: Size, results: Results, training: Training, capture: TorchCapture) -> None:
-    ratios: dict[str, list[float]] = {"default": [], "full": [], "control": []}
+    def watching(share: float | None) -> Callable[[], float]:
+        def arm() -> float:
+            capture.core.on, capture.core.budget.share, capture.core.budget.full = True, share, share is None
+            training.run(3 if share is None else steps(size, IN_FULL))
+            took = training.timed(steps(size, 10 if share is None else 20))
+            capture.core.on = False
+            return took
+
+        return arm
+
+    capture.core.on = False
     training.run(2)
-    bare = training.timed(steps(size, 20))
-    for _ in range(GROUPS if size.device == "cuda" else 1):
-        taken = {}
-        for name, share in (("default", 0.01), ("full", None)):
-            capture.core.on, capture.core.budget.share = True, share
-            capture.core.budget.full = share is None
-            training.run(steps(size, IN_FULL) if name == "default" else 3)
-            taken[name] = training.timed(steps(size, 20 if name == "default" else 10))
-        capture.core.on = False
-        again, third = training.timed(steps(size, 10)), training.timed(steps(size, 10))
-        for name, one in taken.items():
-            ratios[name].append(one / ((bare + again) / 2))
-        ratios["control"].append(third / again)
-        bare = third
-        results.add("bare ms", bare)
-        for name, values in ratios.items():
-            results.add(f"{name} / bare", interval(values))
+    in_turns(size, results, training, {"default": watching(0.01), "full": watching(None)}, steps(size, 10))
     capture.core.on = True
     capture.core.budget.share, capture.core.budget.full = None, True
     training.run(2)
