@@ -76,7 +76,7 @@ def check_groups(passes: DevicePass) -> None:
     after[5].view(-1)[-1] = math.nan
     right = 0
     for less in ([], before):
-        passes.measure_all(after, range(len(after)), less=less)
+        passes.measure_all(after, 0, less=less)
         passes.finish_into(rows)
         found = [from_device_row(row) for row in rows[: len(after)].tolist()]
         for row, new, old in zip(found, after, before, strict=True):
@@ -179,9 +179,9 @@ def parameters(passes: DevicePass) -> None:
     size, count = sum(tensor.numel() * 4 for tensor in now), len(now)
 
     def call() -> None:
-        passes.measure_all(gradients, range(count))
-        passes.measure_all(now, range(count, 2 * count))
-        passes.measure_all(now, range(2 * count, 3 * count), less=then)
+        passes.measure_all(gradients, 0)
+        passes.measure_all(now, count)
+        passes.measure_all(now, 2 * count, less=then)
         passes.finish_into(rows)
 
     call()

@@ -1,7 +1,9 @@
 """What watching a step costs on a small MLP, where it shows most: one that is not measured in full (hooks, ledger and
-evidence), or with --full one that is, with the C kernel and, in turn, without it.
+evidence), or with --full one that is, with the C kernel and, in turn, without it. --timed times or --timed memory: what
+`neural profile` without and with --memory costs instead; --gpt: on the GPT of benchmarks/overhead.
 
-python benchmarks/step_cost.py [--full] [--rounds 12] [--steps 200] [--warm 25] [--layers 7] [--profile]
+python benchmarks/step_cost.py [--full] [--timed times|memory] [--gpt] [--rounds 12] [--steps 200] [--warm 25]
+                               [--layers 7] [--profile]
 
 Rounds of watched and bare steps alternate in one process; CPU time of all threads, one intra-op thread. Each watched
 round is a capture of its own whose first steps (--warm), of which 20 are measured in full, are not timed. The evidence
@@ -16,6 +18,7 @@ import platform
 import pstats
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -53,6 +56,19 @@ def training(layers: int, width: int, batch: int) -> Callable[[int], None]:
     return run
 
 
+def training_gpt() -> Callable[[int], None]:
+    sys.path.insert(0, str(Path(__file__).parent / "overhead"))
+    import programs
+
+    step = programs.step_of(programs.gpt())
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            step()
+
+    return run
+
+
 def watched(run: Callable[[int], None], chosen: argparse.Namespace, profile: cProfile.Profile | None) -> float:
     with tempfile.TemporaryDirectory() as folder:
         took = _watched(run, chosen, Path(folder), profile)
@@ -64,7 +80,9 @@ def _watched(
 ) -> float:
     info = RunInfo(id="quiet", command=(), backend="pytorch", versions={}, started="")
     writer = TraceWriter(create_run(info, out=folder / "run"))
-    capture = TorchCapture(lambda: writer, Options(budget=None if chosen.full else ALMOST_NOTHING, strict=True))
+    budget = None if chosen.full else ALMOST_NOTHING
+    timed = {"profile": chosen.timed is not None, "memory": chosen.timed == "memory"}
+    capture = TorchCapture(lambda: writer, Options(budget=budget, strict=True, **timed))
     try:
         run(chosen.warm)
         if profile is not None:
@@ -101,14 +119,17 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--timed", choices=("times", "memory"))
+    parser.add_argument("--gpt", action="store_true")
     parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    run = training(chosen.layers, chosen.width, chosen.batch)
+    run = training_gpt() if chosen.gpt else training(chosen.layers, chosen.width, chosen.batch)
     profile = cProfile.Profile() if chosen.profile else None
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {chosen.layers} layers")
+    program = "GPT, 6 layers" if chosen.gpt else f"{chosen.layers} layers"
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {program}")
     kernel = host.fused
-    arms = {"with the kernel": kernel, **({"without it": None} if chosen.full else {})}
+    arms = {"with the kernel": kernel, **({"without it": None} if chosen.full and not chosen.timed else {})}
     ratios: dict[str, list[float]] = {name: [] for name in arms}
     extra: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(chosen.rounds):

@@ -83,8 +83,13 @@ def main() -> None:
         kinds = {truth.get("fault"), *truth.get("accept", ())}
         right = bool(set(found["verified"]) & kinds) if not name.startswith("healthy/") else not found["verified"]
         found["right"] = right
+        found["wrong"] = sorted(set(found["verified"]) - kinds)  # verified, and not the fault
         print(f"{name:45} {'right' if right else 'WRONG':6} {found['verified']} by {found.get('by')}", flush=True)
     good = sum(found["right"] for found in results.values())
+    faulty = [name for name in results if not name.startswith("healthy/")]
+    told = sum(results[name]["right"] for name in faulty)
+    wrong = {name: found["wrong"] for name, found in results.items() if found["wrong"]}
+    print(f"faulty: the right cause verified on {told} of {len(faulty)}; wrongly verified: {wrong or 'none'}")
     print(f"{good} of {len(results)}; folders touched: {[name for name, found in results.items() if found['touched']]}")
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))

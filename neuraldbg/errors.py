@@ -104,6 +104,11 @@ class ConditionError(UsageError):
         shown = text if len(text) <= 120 and text.isprintable() else repr(text[:80])
         super().__init__(f"bad condition {shown!r} at character {self.column + 1}: {why}")
 
+    def caret(self) -> str:
+        """The condition, and under it a mark where the mistake is."""
+        line = "".join(letter if letter.isprintable() else " " for letter in self.text)
+        return f"{line}\n{' ' * self.column}^"
+
 
 class UnknownBreakpoint(UsageError):
     def __init__(self, message: str, near: Iterable[str] = ()) -> None:

@@ -28,6 +28,7 @@ from neuraldbg.control.reach import open_line
 from neuraldbg.control.server_file import STAY
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.script import Outcome, Program, flush_streams, load_module, load_script, outcome_of
+from neuraldbg.session.past import look_back
 from neuraldbg.trace.rundir import create_run, new_run_info
 
 VIEWER_PATIENCE_S = 60.0
@@ -45,6 +46,7 @@ class Request:
     budget: str = "1%"
     layers: tuple[str, ...] = ()
     max_disk_bytes: int = 2_000_000_000
+    record_bytes: int = 0  # that a recording of every step may take; 0: none is made
     export: Path | None = None
     json: bool = False
     live: bool = True
@@ -81,6 +83,8 @@ def run(request: Request) -> int:
     share = None if budget.full else float(budget.ratio)
     control = Control(run_dir, request, gate)
     attachment = Attachment(_plan(run_dir, share, request, resources=viewer.running), gate=gate)
+    if gate is not None and request.record_bytes:
+        look_back(gate, attachment)
     attachment.start()
     _hide_own_imports()
     began = time.monotonic()
@@ -147,6 +151,7 @@ def _plan(run_dir: Path, share: float | None, request: Request, *, resources: bo
         arm_step=request.arm_nan,
         focus=tuple(request.settings.get("focus", ())),
         resources=resources,
+        record_bytes=request.record_bytes,
     )
 
 
@@ -236,7 +241,7 @@ class Control:
     @property
     def somebody_is_here(self) -> bool:
         """At a terminal, and may look at the page."""
-        return self._served and self._at_terminal
+        return self._served and self._at_terminal and (self._gate is None or not self._gate.left)
 
     def close(self) -> None:
         for one in self._gate.breakpoints if self._gate is not None else ():
@@ -248,7 +253,8 @@ class Control:
 
 
 def _say(text: str) -> None:
-    print(f"neuraldbg: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # the terminal is gone, or the script has closed it
+        print(f"neuraldbg: {text}", file=sys.stderr, flush=True)
 
 
 # -- the run directory -------------------------------------------------------------------------------------------------

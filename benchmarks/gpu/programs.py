@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +21,10 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.attach import Options, TorchCapture
 from neuraldbg.records import RunInfo
-from neuraldbg.trace import TraceWriter, create_run
+from neuraldbg.trace import TraceWriter, create_run, open_trace
+from neuraldbg.trace.tables import KIND_CODE
+
+IN_FULL = 21  # updates after which the budget rules
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,9 @@ class Training:
         return [self.step() for _ in range(steps)]
 
     def timed(self, steps: int) -> float:
-        """Milliseconds of one step, over as many without a wait in between."""
+        """Milliseconds of one step, over as many without a wait in between. Python's full collection of garbage, a
+        tenth of a second or two that fall into one stretch or another, is had before, in every arm alike."""
+        gc.collect()
         wait(self.size)
         start = time.perf_counter()
         self.run(steps)
@@ -123,6 +130,28 @@ def watched(budget: float | None, **options: Any) -> Iterator[tuple[TorchCapture
             yield capture, run
         finally:
             capture.close(exit_code=0)
+
+
+def steps(size: Size, count: int) -> int:
+    return count if size.device == "cuda" else 2
+
+
+def name_of(size: Size) -> str:
+    return torch.cuda.get_device_name() if size.device == "cuda" else "host, dry run"
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def rows_of(run: Path) -> dict[str, Any]:
+    """Rows of the last step but one, by kind."""
+    with open_trace(run) as trace:
+        table = trace.table("stats")
+        kinds = {code: kind.value for kind, code in KIND_CODE.items()}
+        last = int(table["step"].max()) - 1
+        counts = Counter(kinds[int(kind)] for kind in table["kind"][table["step"] == last].tolist())
+        return {**counts, "dropped": sum(trace.dropped.values()) if isinstance(trace.dropped, dict) else trace.dropped}
 
 
 def interval(values: list[float]) -> dict[str, Any]:

@@ -1,157 +1,21 @@
-"""The sections of `all.py`."""
+"""The sections of `all.py` but `eager`: compiled models, the kernel, the time of layers."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from programs import Results, Size, Training, interval, wait, watched
-from torch import Tensor, nn
+from layer_times import layers  # noqa: F401  one of the sections
+from programs import IN_FULL, Results, Size, Training, equal, interval, name_of, rows_of, steps, wait, watched
+from torch import Tensor
 
 from neuraldbg.capture.torch.attach import TorchCapture
-from neuraldbg.records import Phase
 from neuraldbg.trace import open_trace
-from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 GROUPS = 4
-IN_FULL = 21  # updates after which the budget rules
 SETTINGS = ((512, 4, 64), (1024, 4, 32), (2048, 8, 32), (2048, 4, 16), (1024, 8, 64))  # block, warps, blocks a piece
-
-
-def steps(size: Size, count: int) -> int:
-    return count if size.device == "cuda" else 2
-
-
-def name_of(size: Size) -> str:
-    return torch.cuda.get_device_name() if size.device == "cuda" else "host, dry run"
-
-
-# -- eager ----------------------------------------------------------------------------------------------------------
-
-
-def eager(size: Size, results: Results) -> None:
-    results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
-    _same_losses(size, results, compiled=False)
-    training = Training(size)
-    training.run(steps(size, 5))
-    _memory(size, results, training)
-    ratios: dict[str, list[float]] = {"default": [], "full": [], "control": []}
-    bare = training.timed(steps(size, 10))
-    for _ in range(GROUPS if size.device == "cuda" else 1):
-        taken = {}
-        with watched(0.01) as (capture, _run):
-            training.run(steps(size, IN_FULL))
-            taken["default"] = training.timed(steps(size, 20))
-            results.add("default overhead as told", capture.overhead())
-        with watched(None) as (_, run):
-            training.run(3)
-            taken["full"] = training.timed(steps(size, 10))
-        again, third = training.timed(steps(size, 10)), training.timed(steps(size, 10))
-        for name, one in taken.items():
-            ratios[name].append(one / ((bare + again) / 2))
-        ratios["control"].append(third / again)
-        bare = third
-        results.add("bare ms", bare)
-        for name, values in ratios.items():
-            results.add(f"{name} / bare", interval(values))
-    results.add("rows of one full step", _rows(run))
-    _no_sync(size, results, training)
-    _what_costs(size, results, training)
-
-
-def _memory(size: Size, results: Results, training: Training) -> None:
-    """Default mode against the same steps without it, in one process: what we add to host and device."""
-    host, peaks = [], []
-
-    def peak(count: int) -> None:
-        if size.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        training.run(count)
-        wait(size)
-        peaks.append(torch.cuda.max_memory_allocated() if size.device == "cuda" else 0)
-        host.append(_uss_bytes())
-
-    peak(3)
-    with watched(0.01):
-        peak(steps(size, IN_FULL + 5))
-    results.add("MB added: host (USS)", (host[1] - host[0]) / 2**20)
-    results.add("MB added: peak of the device", (peaks[1] - peaks[0]) / 2**20)
-
-
-def _uss_bytes() -> int:
-    """Memory that is this process's alone."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
-
-
-def _rows(run: Path) -> dict[str, Any]:
-    with open_trace(run) as trace:
-        table = trace.table("stats")
-        kinds = {code: kind.value for kind, code in KIND_CODE.items()}
-        last = int(table["step"].max()) - 1
-        counts = Counter(kinds[int(kind)] for kind in table["kind"][table["step"] == last].tolist())
-        return {**counts, "dropped": sum(trace.dropped.values()) if isinstance(trace.dropped, dict) else trace.dropped}
-
-
-def _no_sync(size: Size, results: Results, training: Training) -> None:
-    if size.device != "cuda":
-        return
-    with watched(None):
-        training.run(3)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            training.run(8)
-            results.add("no synchronisation in 8 full steps", True)
-        except RuntimeError as error:
-            results.add("no synchronisation in 8 full steps", f"False: {error}")
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-
-def _same_losses(size: Size, results: Results, *, compiled: bool) -> None:
-    torch.use_deterministic_algorithms(True)
-
-    def losses() -> list[Tensor]:
-        return Training(size, compiled=compiled).run(steps(size, 6))
-
-    first, again = losses(), losses()
-    with watched(None):
-        ours = losses()
-    results.add("control repeats its losses", _equal(first, again))
-    results.add("losses identical to the bare run", _equal(first, ours))
-    torch.use_deterministic_algorithms(False)
-
-
-def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def _what_costs(size: Size, results: Results, training: Training) -> None:
-    """Kernels of a full step that a bare one does not have, by their time; and where the host spends its own."""
-    from torch.profiler import ProfilerActivity, profile
-
-    def totals(run: Callable[[], Any]) -> dict[str, float]:
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-            run()
-            wait(size)
-        found: Counter[str] = Counter()
-        for event in seen.events():
-            if "CUDA" in str(event.device_type):
-                found[event.name[:60]] += event.time_range.elapsed_us() / 1e3
-        return dict(found)
-
-    training.run(1)
-    bare = totals(training.step)
-    with watched(None):
-        training.run(3)
-        full = totals(training.step)
-    more = sorted(((full[name] - bare.get(name, 0.0), name) for name in full), reverse=True)[:12]
-    results.add("device ms more in a full step", {name: round(ms, 3) for ms, name in more if ms > 0.02})
-    results.add("device ms in all", {"bare": round(sum(bare.values()), 2), "full": round(sum(full.values()), 2)})
 
 
 # -- compiled -------------------------------------------------------------------------------------------------------
@@ -159,11 +23,22 @@ def _what_costs(size: Size, results: Results, training: Training) -> None:
 
 def compiled(size: Size, results: Results, *, inexact: bool = False) -> None:
     """One session for all arms, since what is compiled under it is watched by it: switched off it runs the graph
-    without taps. Under deterministic algorithms throughout."""
+    without taps. With the algorithms that torch takes by itself, as most people train."""
+    results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
+    with watched(None, inexact_taps=inexact) as (capture, run):
+        training = Training(size, compiled=True)
+        training.run(3)
+        wait(size)
+        results.add("graphs", _state(capture))
+        _arms(size, results, training, capture)
+    _told_of(run, results)
+
+
+def exact(size: Size, results: Results) -> None:
+    """The losses of a compiled model under deterministic algorithms: where taps change a last bit there are none."""
     results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it would slow the bare step
-    with watched(None, inexact_taps=inexact) as (capture, run):
+    with watched(None) as (capture, run):
         training = Training(size, compiled=True)
         training.run(3)
         wait(size)
@@ -172,10 +47,13 @@ def compiled(size: Size, results: Results, *, inexact: bool = False) -> None:
         capture.core.on = False
         bare = _from_the_start(size, training)
         again = _from_the_start(size, training)
-        results.add("control repeats its losses", _equal(bare, again))
-        results.add("losses identical to the bare graph", _equal(bare, ours))
-        _arms(size, results, training, capture)
-    results.add("rows of one full step", _rows(run))
+        results.add("control repeats its losses", equal(bare, again))
+        results.add("losses identical to the bare graph", equal(bare, ours))
+    _told_of(run, results)
+
+
+def _told_of(run: Path, results: Results) -> None:
+    results.add("rows of one full step", rows_of(run))
     with open_trace(run) as trace:
         results.add("notes", [note["text"] for note in trace.facts("note")])
         results.add("compiled", [{k: v for k, v in fact.items() if k != "wall_ns"} for fact in trace.facts("compiled")])
@@ -309,76 +187,3 @@ def _launch_us(device: torch.device) -> dict[str, float]:
         took[name] = (time.perf_counter() - start) / 8 / many * 1e6
     queue.finish_sync()
     return took
-
-
-# -- the time of layers ---------------------------------------------------------------------------------------------
-
-
-def layers(size: Size, results: Results) -> None:
-    """Forward time of each layer by our events, beside the kernels that torch.profiler saw inside of it."""
-    if size.device != "cuda":
-        results.add("layers", "needs a device")
-        return
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    training = Training(size)
-    ranges: list[Any] = []
-
-    def before(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            ranges.append(record_function(f"layer:{name}"))
-            ranges[-1].__enter__()
-
-        return hook
-
-    def after(*_: Any) -> None:
-        ranges.pop().__exit__(None, None, None)
-
-    leaves = [(name, one) for name, one in training.model.named_modules() if not any(True for _ in one.children())]
-    with watched(None) as (_, run):
-        training.run(6)
-        wait(size)
-    handles = [h for name, one in leaves for h in _both(one, before(name), after)]
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        training.run(3)
-        wait(size)
-    for handle in handles:
-        handle.remove()
-    theirs: dict[str, list[float]] = {}
-    for event in seen.events():
-        if event.name.startswith("layer:") and "CPU" in str(event.device_type):
-            theirs.setdefault(event.name[6:], []).append(float(event.device_time_total))
-    ours = _spans(run)
-    _compare(results, ours, {name: statistics.median(times) for name, times in theirs.items()})
-
-
-def _both(module: nn.Module, before: Any, after: Any) -> tuple[Any, Any]:
-    return module.register_forward_pre_hook(before), module.register_forward_hook(after)
-
-
-def _spans(run: Path) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    with open_trace(run) as trace:
-        paths = {site.id: site.path for site in trace.sites}
-        table = trace.table("spans")
-        keep = (table["phase"] == PHASE_CODE[Phase.FORWARD]) & (table["step"] >= 2)
-        for site, duration in zip(table["site"][keep].tolist(), table["duration_ns"][keep].tolist(), strict=True):
-            found.setdefault(paths.get(site, "?"), []).append(duration / 1e3)
-    return {path: statistics.median(times) for path, times in found.items()}
-
-
-def _compare(results: Results, ours: dict[str, float], theirs: dict[str, float]) -> None:
-    apart = {name: ours[name] / theirs[name] - 1 for name in theirs if name in ours and theirs[name] > 0}
-    if not apart:
-        results.add("compared", {"ours": len(ours), "profiler": len(theirs)})
-        return
-    sizes = sorted(abs(value) for value in apart.values())
-    total = sum(theirs[name] for name in apart)
-    close = sum(theirs[name] for name, value in apart.items() if abs(value) <= 0.05)
-    results.add("layers compared", len(apart))
-    results.add("median difference", statistics.median(sizes))
-    results.add("share of layers within 5 %", sum(value <= 0.05 for value in sizes) / len(sizes))
-    results.add("share of their time within 5 %", close / total)
-    results.add("total of ours / theirs", sum(ours[name] for name in apart) / total)
-    worst = sorted(apart, key=lambda name: -abs(apart[name]))[:8]
-    results.add("furthest apart, us", {name: (round(ours[name], 1), round(theirs[name], 1)) for name in worst})

@@ -22,11 +22,13 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Arm:
-    """`neural` = options of `neural debug`, None = not under it; `peer` = a tool of peers.py; `python` = its venv."""
+    """`neural` = options of `neural debug`, or of another `command`; None = not under it; `peer` = a tool of peers.py;
+    `python` = its venv."""
 
     name: str
     covers: str
     neural: tuple[str, ...] | None = None
+    command: tuple[str, ...] = ("debug", "--headless")
     peer: str | None = None
     python: str = sys.executable
 
@@ -39,6 +41,11 @@ OURS = (
         "full",
         "every step: time, 9 statistics of outputs, their gradients, parameters, gradients, updates; all evidence",
         ("--budget", "full"),
+    ),
+    Arm(
+        "record",
+        "everything, under a budget of 1 %, and what making any step again takes",
+        ("--budget", "1%", "--record", "full"),
     ),
     Arm("off", "the ledger of calls, loss and facts for the diagnosis; no statistics", ("--budget", "off")),
 )
@@ -105,7 +112,7 @@ class Trainer:
         if self.arm.neural is None:
             return [self.arm.python, *script]
         out = os.path.join(self._folder.name, "run")
-        return [self.arm.python, "-m", "neuraldbg", "debug", "--headless", "--out", out, *self.arm.neural, *script]
+        return [self.arm.python, "-m", "neuraldbg", *self.arm.command, "--out", out, *self.arm.neural, *script]
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("NEURALDBG")}

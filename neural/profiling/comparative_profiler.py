@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from neural.profiling.memory_profiler import BadMeasurement
+
+TIMES: Final = ("mean_time", "std_time", "total_time")
 
 
 class ComparativeProfiler:
@@ -21,6 +24,14 @@ class ComparativeProfiler:
     def add_backend_profile(self, backend_name: str, profile_data: Mapping[str, Any]) -> None:
         if not isinstance(profile_data, Mapping) or not {"layer_stats", "summary"} & set(profile_data):
             raise BadMeasurement("a profile has layer_stats or summary, as LayerProfiler.export_to_dict() gives them")
+        stats = profile_data.get("layer_stats") or {}
+        for place, told in (*stats.items(), ("summary", profile_data.get("summary") or {})):
+            for name in TIMES:
+                seconds = told.get(name)
+                if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+                    raise BadMeasurement(
+                        f"{name} of {place!r} on {backend_name} is a number from 0 on, not {seconds!r}"
+                    )
         self.backend_profiles[backend_name] = dict(profile_data)
 
     def run_backends(self, path: str, backends: Sequence[str], network: str | None = None) -> dict[str, Any]:

@@ -48,9 +48,11 @@ class DistributedTrainingProfiler:
     def add_node_profile(self, node_id: Any, profile_data: Mapping[str, Any]) -> None:
         if not isinstance(profile_data, Mapping):
             raise BadMeasurement(f"the profile of {node_id!r} is a dict, not {type(profile_data).__name__}")
+        _checked(node_id, profile_data)
         self.node_profiles[str(node_id)] = dict(profile_data)
 
     def record_node_metrics(self, node_id: Any, metrics: Mapping[str, Any]) -> None:
+        _checked(node_id, metrics)
         self.node_profiles.setdefault(str(node_id), {}).update(metrics)
 
     def record_communication(self, *args: Any, **given: Any) -> None:
@@ -188,6 +190,12 @@ def _time_of(profile: Mapping[str, Any]) -> float | None:
                 return float(place[name])
     times = [each.get("total_time") for each in (profile.get("layer_stats") or {}).values()]
     return float(sum(times)) if times and all(time is not None for time in times) else None
+
+
+def _checked(node_id: Any, profile: Mapping[str, Any]) -> None:
+    seconds = _time_of(profile)
+    if seconds is not None:
+        _number(seconds, f"the time of {str(node_id)!r}")
 
 
 def _percent(part_ms: float, whole_ms: float) -> float | None:

@@ -40,14 +40,20 @@ class MemoryProfiler:
 
     def start_profiling(self) -> None:
         """What is in use now is what growth is counted from."""
-        self._baseline = _host_mb()
+        self._baseline = host_mb()
+
+    @property
+    def due(self) -> bool:
+        """Whether the next call of `take_snapshot` takes one."""
+        return self._asked % self.snapshot_interval == 0
 
     def take_snapshot(self, layer_name: str, metadata: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """None between two snapshots where `snapshot_interval` is above 1."""
+        due = self.due
         self._asked += 1
-        if (self._asked - 1) % self.snapshot_interval:
+        if not due:
             return None
-        host = _host_mb()
+        host = host_mb()
         if self._baseline is None:
             self._baseline = host
         delta = None if host is None or self._baseline is None else host - self._baseline
@@ -211,7 +217,8 @@ def _steady(levels: list[float]) -> bool:
     return rising >= STEADY and -min(changes) <= FALL * max(levels[-1] - levels[0], 0.0)
 
 
-def _host_mb() -> float | None:
+def host_mb() -> float | None:
+    """Memory of the process."""
     used = rss_bytes()
     return None if used is None else used / MB
 

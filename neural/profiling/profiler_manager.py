@@ -14,7 +14,7 @@ from neural.profiling.comparative_profiler import ComparativeProfiler
 from neural.profiling.distributed_profiler import DistributedTrainingProfiler
 from neural.profiling.gpu_profiler import GPUUtilizationProfiler
 from neural.profiling.layer_profiler import LayerProfiler
-from neural.profiling.memory_profiler import BadMeasurement, MemoryLeakDetector, MemoryProfiler
+from neural.profiling.memory_profiler import BadMeasurement, MemoryLeakDetector, MemoryProfiler, host_mb
 from neuraldbg.errors import nearest
 
 Report = dict[str, Any]
@@ -87,22 +87,24 @@ class ProfilerManager:
         if self._started is None:
             self.start_profiling()
         timer = LayerProfiler() if self.layer_profiler is None else self.layer_profiler
+        before_mb = host_mb() if self.memory_profiler is not None and self.memory_profiler.due else None
         timer.start_layer(layer_name)
         seconds = 0.0
         try:
             yield self
         finally:
             seconds = timer.end_layer(layer_name, metadata)
-            self._look_around(layer_name, seconds, metadata)
+            self._look_around(layer_name, seconds, metadata, before_mb)
 
-    def _look_around(self, layer: str, seconds: float, metadata: Report | None) -> None:
+    def _look_around(self, layer: str, seconds: float, metadata: Report | None, before_mb: float | None) -> None:
+        """`before_mb`: what the process used when the layer began, of which nothing is the layer's."""
         metrics: Report = {"execution_time": seconds}
         if self.memory_profiler is not None:
             taken = self.memory_profiler.take_snapshot(layer, metadata)
             if taken is not None and taken["cpu_memory_mb"] is not None and self.memory_leak_detector is not None:
                 self.memory_leak_detector.add_measurement(layer, taken["cpu_memory_mb"], taken["timestamp"])
-            if taken is not None and taken["memory_delta_mb"] is not None:
-                metrics["memory_usage"] = max(taken["memory_delta_mb"], 0.0)
+            if taken is not None and taken["cpu_memory_mb"] is not None and before_mb is not None:
+                metrics["memory_usage"] = max(taken["cpu_memory_mb"] - before_mb, 0.0)
         if self.gpu_profiler is not None:
             read = self.gpu_profiler.record_gpu_metrics(layer)
             if read is not None:

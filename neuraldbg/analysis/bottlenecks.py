@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WAITING, FETCHING, OUTSIDE, OPTIMIZING, ONE_LAYER = 0.15, 0.10, 0.25, 0.30, 0.25  # shares of a step worth a word
 HIGH, MEDIUM = 0.40, 0.20  # share of a step: severity
+LAUNCHING: Final = 0.5  # share of the layers' time in calls that the device waited in
 SMALL_CALL_MS: Final = 0.10  # a layer's call that is mostly the calling
 SMALL_CALLS: Final = 0.6  # share of the layers' time that such calls must have
 SMALL_BATCH: Final = 16
@@ -69,7 +70,7 @@ def bottlenecks(told: Measured) -> list[Bottleneck]:
     """The gravest first. None where too few steps were timed to tell."""
     if told.phases.steps < ENOUGH or not told.step_ms:
         return []
-    rules = (_waiting, _fetching, _small_calls, _outside, _optimizer, _layers, _memory, _uneven)
+    rules = (_waiting, _fetching, _launching, _small_calls, _outside, _optimizer, _layers, _memory, _uneven)
     found = [one for rule in rules for one in rule(told)]
     return sorted(found, key=lambda one: -(one.share or 0.0))
 
@@ -130,6 +131,27 @@ def _fetching(told: Measured) -> Iterator[Bottleneck]:
         "device each time",
         source=where,
         details={"fetches_a_step": each, "seconds": fact["seconds"], "lines": lines},
+    )
+
+
+def _launching(told: Measured) -> Iterator[Bottleneck]:
+    """The device is faster than the host that gives it work."""
+    leaves = [one for one in _leaves(told.costs) if one.late_share is not None]
+    total = sum(one.forward.total for one in leaves)
+    late = sum(one.forward.total * (one.late_share or 0.0) for one in leaves)
+    if not total or late / total < LAUNCHING or not told.step_ms:
+        return
+    share = min(late / max(len(told.costs.steps), 1) / 1e6 / told.step_ms, 1.0)
+    many = sum(1 for one in leaves if (one.late_share or 0.0) > 0.5)
+    yield Bottleneck(
+        None,
+        "underutilization",
+        _severity(share),
+        share,
+        f"the device waits for the host: it came to {many} of {len(leaves)} layers before all of their work was "
+        "launched, and what they are said to take contains that",
+        "torch.compile (with mode='reduce-overhead' it replays CUDA graphs), or larger batches: more work per launch",
+        details={"late_layers": many, "layers": len(leaves), "late_share": late / total},
     )
 
 

@@ -41,6 +41,8 @@ class LayerCost:
     device: str | None = None
     source: str | None = None
     holds_others: bool = False
+    device_ns: float | None = None  # of one forward call launched ahead of the device: no launching is in it
+    late_share: float | None = None  # of the forward calls: the device was there before all was launched
 
     @property
     def own_ns(self) -> float:
@@ -81,6 +83,7 @@ def layer_costs(trace: Trace, rank: int | None = None) -> Costs:
     _add_forward(_only(spans, spans["phase"] == PHASE_CODE[phase]), found, sites, trace)
     _add_backward(_only(spans, spans["phase"] == PHASE_CODE[Phase.BACKWARD]), found, sites, trace)
     _add_whole(found, sites)
+    _add_launches(found, trace)
     return Costs(sorted(found.values(), key=lambda one: -one.own_ns), steps.tolist(), everything)
 
 
@@ -168,3 +171,12 @@ def _add_whole(found: dict[int, LayerCost], sites: Mapping[int, Site]) -> None:
             if around is not None:
                 around.whole_backward_ns += one.own_backward_ns
                 around.holds_others = True
+
+
+def _add_launches(found: dict[int, LayerCost], trace: Trace) -> None:
+    for fact in trace.facts("launches")[-1:]:
+        for told in fact["layers"]:
+            one = found.get(told["site"])
+            if one is not None and told["calls"]:
+                one.late_share = 1 - told["ahead"] / told["calls"]
+                one.device_ns = told["ahead_ns"] / told["ahead"] if told["ahead"] else None

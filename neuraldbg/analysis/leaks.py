@@ -21,7 +21,10 @@ SETTLED: Final = 10  # steps until caches, allocators and optimizer state have w
 LEAST_BYTES: Final = 4 * 2**20
 LEAST_SHARE: Final = 0.02  # of what was there
 SURE, STILL = 0.99, 0.9  # of the whole curve, of its second half
-SERIES: Final = (("device_bytes", "device"), ("host_allocated_bytes", "host"), ("rss_bytes", "host"))
+SERIES: Final = (
+    *(("device_allocated_bytes", "device"), ("device_bytes", "device")),
+    *(("host_allocated_bytes", "host"), ("rss_bytes", "host")),
+)
 MB: Final = 2**20
 
 
@@ -56,15 +59,21 @@ class Leak:
 
 
 def trend(steps: Sequence[int], values: Sequence[float]) -> Trend | None:
-    """None where there are too few points. Each window is told by its lowest point: what comes and goes within one (a
-    batch, a cache that is emptied) does not count."""
+    """None where there are too few points. Windows are stretches of as many steps, however often memory was looked
+    at; each is told by its lowest point: what comes and goes within one (a batch, a cache that is emptied) does not
+    count."""
     at, level = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     good = np.isfinite(level)
     at, level = at[good], level[good]
     windows = min(WINDOWS, len(level) // 2)
     if windows < LEAST_WINDOWS:
         return None
-    parts = np.array_split(np.arange(len(level)), windows)
+    edges = np.linspace(at[0], at[-1], windows + 1)[1:-1]
+    inside = np.searchsorted(edges, at, side="right")
+    parts = [part for window in range(windows) if len(part := np.flatnonzero(inside == window))]
+    windows = len(parts)
+    if windows < LEAST_WINDOWS:
+        return None
     lows = np.array([level[part].min() for part in parts])
     middles = np.array([at[part].mean() for part in parts])
     pairs = [(i, j) for i in range(windows) for j in range(i + 1, windows)]
@@ -105,7 +114,7 @@ def leak_in(steps: Sequence[int], values: Sequence[float]) -> Trend | None:
     found = trend(steps, values)
     if found is None or not is_leak(found):
         return None
-    half = len(steps) // 2
+    half = int(np.searchsorted(np.asarray(steps), (steps[0] + steps[-1]) / 2))
     later = trend(steps[half:], values[half:])
     still = later is None or (later.confidence > STILL and later.per_step > found.per_step / 4)
     return found if still else None

@@ -19,14 +19,18 @@ def memory_of(trace: Trace) -> dict[str, Any]:
     backward, `held_at_peak` who holds it where most is held."""
     fact = next(iter(trace.facts("layer_memory")[-1:]), None)
     machine = next(iter(trace.facts("machine")[-1:]), {})
-    rss, allocated, device = (curve_of(trace, name) for name in ("rss_bytes", "host_allocated_bytes", "device_bytes"))
-    peak_device = curve_of(trace, "device_peak_bytes")[1]
+    names = ("rss_bytes", "host_allocated_bytes", "device_allocated_bytes", "device_bytes")
+    rss, allocated, exactly, sampled = (curve_of(trace, name) for name in names)
+    device = exactly if len(exactly[0]) else sampled
+    peak, reserved = (curve_of(trace, f"device_{name}_bytes")[1] for name in ("peak", "reserved"))
     told: dict[str, Any] = {
         "rss_bytes": _last(rss[1]),
         "peak_rss_bytes": _most(rss[1]),
         "host_allocated_bytes": _last(allocated[1]),
         "device_bytes": _last(device[1]),
-        "peak_device_bytes": _most(peak_device) or _most(device[1]),
+        "peak_device_bytes": _most(peak) or _most(device[1]),
+        "reserved_device_bytes": _last(reserved),
+        "peak_reserved_bytes": _most(reserved),
         "device_total_bytes": machine.get("device_bytes"),
         "growth": _growth(allocated if len(allocated[0]) else rss),
         **_of_step(fact, trace),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PHASES: Final = ("data", "forward", "loss", "backward", "optimizer", "outside")
 EVAL: Final = "eval"  # told only where there was one
 SERIES: Final = "time."
+Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps and values
+_NO_CURVE: Final[Curve] = (np.empty(0, np.int64), np.empty(0))
+_OF_RANKS: Final = ("step_time_s", f"{SERIES}data")
 _SPANS: Final = {Phase.DATA: "data", Phase.BACKWARD: "backward", Phase.UPDATE: "optimizer", Phase.FORWARD: "forward"}
 
 
@@ -53,22 +56,37 @@ class Phases:
 def phases(trace: Trace, steps: Sequence[int]) -> Phases:
     """`steps`: those that count, as `layer_costs` tells them; of a model without layers all that were timed."""
     curves = _curves(trace)
-    times = curves.get("step_time_s", {})
-    timed = curves.get(f"{SERIES}outside", {})
-    wanted = [step for step in steps if step in timed] if len(steps) else sorted(timed)
-    every = Durations(max(value, 0.0) * 1e3 for step, value in times.items() if step > 0 and value == value)
-    if not wanted:
+    times, timed = (curves.get(name, _NO_CURVE) for name in ("step_time_s", f"{SERIES}outside"))
+    wanted = np.intersect1d(np.asarray(steps, np.int64), timed[0]) if len(steps) else np.unique(timed[0])
+    every = Durations()
+    every.add_many(np.maximum(times[1][(times[0] > 0) & ~np.isnan(times[1])], 0.0) * 1e3)
+    if not len(wanted):
         return _from_spans(trace, steps, times, every)
     mean: dict[str, float | None] = {}
     for phase in (*PHASES, EVAL):
         of_phase = curves.get(SERIES + phase)
         if of_phase is not None:
-            mean[phase] = float(np.mean([of_phase.get(step, 0.0) for step in wanted])) * 1e3
-    step_ms = Durations(max(times[step], 0.0) * 1e3 for step in wanted if step in times)
-    return Phases(mean, step_ms, every, len(wanted))
+            mean[phase] = float(np.sum(_at(of_phase, wanted))) / len(wanted) * 1e3
+    return Phases(mean, _step_ms(times, wanted), every, len(wanted))
 
 
-def _curves(trace: Trace) -> dict[str, dict[int, float]]:
+def _at(curve: Curve, wanted: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The last value of each of these steps, where there is one."""
+    order = np.argsort(curve[0], kind="stable")
+    steps, values = curve[0][order], curve[1][order]
+    where = np.searchsorted(steps, wanted, side="right") - 1
+    known = where >= 0
+    known[known] = steps[where[known]] == wanted[known]
+    return values[where[known]]
+
+
+def _step_ms(times: Curve, wanted: Sequence[int] | NDArray[np.int64]) -> Durations:
+    told = Durations()
+    told.add_many(np.maximum(_at(times, np.asarray(wanted, np.int64)), 0.0) * 1e3)
+    return told
+
+
+def _curves(trace: Trace) -> dict[str, Curve]:
     names = {
         site.id: site.path
         for site in trace.sites
@@ -76,11 +94,21 @@ def _curves(trace: Trace) -> dict[str, dict[int, float]]:
     }
     table = trace.table("scalars", ("step", "site", "value", "rank"))
     mine = np.isin(table["site"], list(names)) & _of_main(trace, table["rank"])
-    found: dict[str, dict[int, float]] = {}
-    rows = zip(*(table[name][mine].tolist() for name in ("step", "site", "value")), strict=True)
-    for step, site, value in rows:
-        found.setdefault(names[site], {})[step] = value
-    return found
+    step, site, value = (table[name][mine] for name in ("step", "site", "value"))
+    return {path: (step[site == number], value[site == number]) for number, path in names.items() if number in site}
+
+
+def rank_times(trace: Trace) -> list[dict[str, Any]]:
+    """Of every process that trained: the mean of its steps after the first, and how long it waited for data in one."""
+    names = {site.id: site.path for site in trace.sites if site.kind is SiteKind.SERIES and site.path in _OF_RANKS}
+    table = trace.table("scalars", ("step", "site", "value", "rank"))
+    told = []
+    for rank in trace.ranks:
+        mine = (table["rank"] == rank) & (table["step"] > 0) & np.isfinite(table["value"])
+        values = {path: table["value"][mine & (table["site"] == number)] for number, path in names.items()}
+        means = {path: float(found.mean()) * 1e3 for path, found in values.items() if len(found)}
+        told.append({"rank": rank, "step_ms": means.get("step_time_s"), "data_ms": means.get(f"{SERIES}data")})
+    return [one for one in told if one["step_ms"] is not None]
 
 
 def _of_main(trace: Trace, ranks: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -90,7 +118,7 @@ def _of_main(trace: Trace, ranks: NDArray[np.int32]) -> NDArray[np.bool_]:
     return np.asarray(ranks == chosen)
 
 
-def _from_spans(trace: Trace, steps: Sequence[int], times: dict[int, float], every: Durations) -> Phases:
+def _from_spans(trace: Trace, steps: Sequence[int], times: Curve, every: Durations) -> Phases:
     """A run that was debugged, not profiled: what it timed. The forward has the glue between layers in it; loss and
     outside were not measured."""
     kinds = (SiteKind.MODEL, SiteKind.LOADER, SiteKind.LOSS, SiteKind.OPTIMIZER)
@@ -102,5 +130,4 @@ def _from_spans(trace: Trace, steps: Sequence[int], times: dict[int, float], eve
         of_phase = mine & (table["phase"] == PHASE_CODE[phase]) & (table["duration_ns"] >= 0)
         if of_phase.any():
             mean[name] = float(table["duration_ns"][of_phase].sum()) / max(len(steps), 1) / 1e6
-    step_ms = Durations(max(times[step], 0.0) * 1e3 for step in steps if step in times)
-    return Phases(mean, step_ms, every, len(steps))
+    return Phases(mean, _step_ms(times, steps), every, len(steps))

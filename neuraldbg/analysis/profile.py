@@ -25,6 +25,7 @@ _COLUMNS: Final = ("step", "seq", "site", "phase", "start_ns", "duration_ns", "r
 _PHASE: Final = {code: phase.value for phase, code in PHASE_CODE.items()}
 _RESOURCE: Final = "resource."
 _GPU: Final = "gpu"
+_USED: Final = ("rss_bytes", "device_bytes", "device_allocated_bytes", "device_reserved_bytes")  # at updates
 LAYER_TIMES = ("total_time", "call_count", "min_time", "max_time", "avg_time")
 Columns = Mapping[str, NDArray[Any]]
 
@@ -176,7 +177,7 @@ def _is_sampled(series: str) -> bool:
 
 
 def _is_resource(series: str) -> bool:
-    return _is_sampled(series) or series in ("rss_bytes", "device_bytes")
+    return _is_sampled(series) or series in _USED
 
 
 def _speaking(trace: Trace, table: Columns) -> int:

@@ -9,7 +9,7 @@ from neuraldbg.analysis.devices import devices_of
 from neuraldbg.analysis.layer_costs import Costs, LayerCost, layer_costs
 from neuraldbg.analysis.leaks import leaks
 from neuraldbg.analysis.memory import memory_of
-from neuraldbg.analysis.phases import EVAL, PHASES, Phases, phases
+from neuraldbg.analysis.phases import EVAL, PHASES, Phases, phases, rank_times
 from neuraldbg.analysis.ranks import main_rank
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def profile_of(trace: Trace) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run": trace.run.id,
+        "script": trace.run.script,
         "steps": len(costs.steps) or spent.steps,
         "all_steps": spent.every_step_ms.count + bool(spent.every_step_ms.count),
         "step_ms": {**spent.step_ms.told(), "jitter": spent.jitter, "covered": spent.covered},
@@ -41,6 +42,7 @@ def profile_of(trace: Trace) -> dict[str, Any]:
         "leaks": [one.told() for one in leaks(trace)],
         "memory": memory,
         "gpu": devices_of(trace),
+        "ranks": rank_times(trace),
         "by_hand": _by_hand(trace),
         "overhead": next(iter(trace.facts("overhead")[-1:]), None),
     }
@@ -86,5 +88,7 @@ def layer_row(one: LayerCost, costs: Costs, spent: Phases) -> dict[str, Any]:
         "memory_bytes": one.memory_bytes,
         "flops": one.flops,
         "flops_per_s": one.flops_per_s,
+        "device_ms": None if one.device_ns is None else one.device_ns / 1e6,
+        "late_share": one.late_share,
         "source": one.source,
     }

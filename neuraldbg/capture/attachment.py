@@ -33,6 +33,7 @@ class Plan:
     profile: bool = False  # times of layers and phases, no statistics
     memory: bool = False  # of a profiled run: also what layers allocate and keep
     resources: bool = False  # sample what the machine uses: where somebody looks at the run
+    record_bytes: int = 0  # that a recording of every step may take; 0: none is made
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -52,6 +53,7 @@ class Attachment:
         self.child = child
         self.capture: Any = None
         self.writer: TraceWriter | None = None
+        self.recording: Any = None
         self._pid = os.getpid()
         self.keras: Any = None
         self._of_torch = False
@@ -112,6 +114,10 @@ class Attachment:
             gate=self.gate,
         )
         self.capture = TorchCapture(self._open_writer, options)
+        if plan.record_bytes and not self.child and not plan.profile:
+            from neuraldbg.capture.torch.recording.disk import record_to_disk
+
+            self.recording = record_to_disk(self.capture, Path(plan.run_dir), plan.record_bytes)
         self._spawning = SpawnPatch(plan)
         if not self.child:
             _ = self.capture.core.recorder.writer  # before a child can take rank 0
@@ -166,6 +172,8 @@ class Attachment:
             self.keras.close(**end)
         if self.capture is not None:
             self.capture.close(**end)
+        if self.recording is not None:
+            self.recording.tape.close()
         if self.writer is None and not self.child:
             self._write_only_end(end)
 

@@ -93,11 +93,13 @@ def machine() -> dict[str, int | None]:
 
 
 def device_total_bytes() -> int | None:
-    """Memory of the current CUDA device; None when CUDA is not in use."""
+    """Memory of the CUDA devices that something is allocated on, else of the current one; None without CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    used = [one for one in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(one)]
+    devices = used or [torch.cuda.current_device()]
+    return sum(int(torch.cuda.get_device_properties(one).total_memory) for one in devices)
 
 
 def device_bytes() -> int | None:
@@ -113,9 +115,14 @@ def device_memory(device: int | None = None) -> dict[str, int] | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    devices = range(torch.cuda.device_count()) if device is None else (device,)
-    readers = {"allocated": "memory_allocated", "reserved": "memory_reserved", "peak": "max_memory_allocated"}
-    return {name: sum(int(getattr(torch.cuda, read)(one)) for one in devices) for name, read in readers.items()}
+    told = {"allocated": 0, "reserved": 0, "peak": 0}
+    for one in range(torch.cuda.device_count()) if device is None else (device,):
+        read = torch.cuda.memory_stats_as_nested_dict(one)  # all three at once; the flat form takes ten times as long
+        allocated, reserved = ((read.get(f"{name}_bytes") or {}).get("all", {}) for name in ("allocated", "reserved"))
+        told["allocated"] += int(allocated.get("current", 0))
+        told["peak"] += int(allocated.get("peak", 0))
+        told["reserved"] += int(reserved.get("current", 0))
+    return told
 
 
 def device_names() -> list[str]:

@@ -56,6 +56,8 @@ IN_EFFECT = frozenset(
         "max_disk",
         "out",
         "port",
+        "record",
+        "record_memory",
         "thresholds.activation",
         "thresholds.exploding",
         "thresholds.vanishing",
@@ -140,14 +142,13 @@ class Config:
         default=2_000_000_000,
         metadata=about(values.SIZE, "disk a run may take; the oldest part goes first", "--max-disk"),
     )
-    record: bool = field(default=True, metadata=about(values.BOOLEAN, "keep what replaying a step needs", "--record"))
-    record_memory: int | None = field(
-        default=None,
-        metadata=about(
-            values.optional(values.SIZE, "absent: chosen from what is free"),
-            "memory that recording may take",
-            "--record-memory",
-        ),
+    record: str = field(
+        default="off",
+        metadata=about(values.RECORDING, "keep what making any step again needs (neural replay)", "--record"),
+    )
+    record_memory: int = field(
+        default=512_000_000,
+        metadata=about(values.SIZE, "most that a recording takes on disk, and waiting in memory", "--record-memory"),
     )
     backend: str = field(
         default="auto", metadata=about(BACKENDS, "framework; auto is the one the script imports", "--backend")

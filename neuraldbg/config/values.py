@@ -173,6 +173,18 @@ def choice(*names: str, also: dict[str, str] | None = None) -> Form:
     return Form(expected, parse)
 
 
+def _recording(value: object) -> str:
+    """YAML reads a bare `off` as false."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    if value is True or word == "full":
+        return "full"
+    if value is False or word == "off":
+        return "off"
+    if isinstance(word, str) and word in TRUE_WORDS | FALSE_WORDS:
+        return "full" if word in TRUE_WORDS else "off"
+    raise refused("full or off", value)
+
+
 def names(expected: str, *, separator: str | None, known: Sequence[str] = ()) -> Form:
     """A list of texts; one text stands for a list of one, or is split at `separator`."""
 
@@ -221,6 +233,7 @@ def _positive_size(value: object) -> int:
     return size
 
 
+RECORDING = Form("full or off", _recording)
 BOOLEAN = Form("true or false", _boolean)
 BUDGET = Form("a share such as 1% or 0.01, `full` or `off`", parse_budget)
 COUNT = integer("a whole number above zero", 1, 2**53)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -49,6 +50,7 @@ REFUSED = {
 CONSTANTS = {"True": True, "False": False, "inf": math.inf, "nan": math.nan}
 Values = Mapping[str, Any]
 _DATA = "layer_data"
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")  # as the parser counts them
 
 
 def _log10(value: float) -> float:
@@ -84,7 +86,9 @@ def parse_condition(text: str, keys: Iterable[str] | None = None) -> Condition:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:
-        raise ConditionError(f"not Python syntax: {error.msg}", text, (error.offset or 1) - 1) from None
+        # of a text that is not finished the parser says no place: that is its end
+        column = _column(text, error.lineno, error.offset - 1) if error.lineno and error.offset else len(text.rstrip())
+        raise ConditionError(f"not Python syntax: {error.msg}", text, column) from None
     except (ValueError, MemoryError, RecursionError, OverflowError) as error:
         raise ConditionError(f"not Python syntax: {error}", text, 0) from None
     if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
@@ -102,8 +106,13 @@ class _Reader:
         self.keys = keys
         self.used: dict[str, str] = {}  # key -> the variable that holds its value
 
-    def refuse(self, node: ast.AST, why: str) -> ConditionError:
-        return ConditionError(why, self.text, getattr(node, "col_offset", 0))
+    def refuse(self, node: ast.expr, why: str, *, after: ast.expr | None = None) -> ConditionError:
+        """At the node, or at what stands `after` a part of it."""
+        if after is None:
+            return ConditionError(why, self.text, _column_of_bytes(self.text, node.lineno, node.col_offset))
+        end = _column_of_bytes(self.text, after.end_lineno or 1, after.end_col_offset or 0)
+        rest = self.text[end:]
+        return ConditionError(why, self.text, end + len(rest) - len(rest.lstrip(" \t\n)")))
 
     def read(self, node: ast.expr, depth: int) -> ast.expr:
         if depth > DEEPEST:
@@ -111,31 +120,34 @@ class _Reader:
         inner = depth + 1
         match node:
             case ast.BoolOp(op, values):
-                return ast.BoolOp(self.operator(op, node), [self.read(each, inner) for each in values])
+                return ast.BoolOp(self.operator(op, node, values[0]), [self.read(each, inner) for each in values])
             case ast.UnaryOp(op, operand):
                 return ast.UnaryOp(self.operator(op, node), self.read(operand, inner))
             case ast.BinOp(left, op, right):
-                return ast.BinOp(self.read(left, inner), self.operator(op, node), self.read(right, inner))
+                return ast.BinOp(self.read(left, inner), self.operator(op, node, left), self.read(right, inner))
             case ast.Compare(left, ops, others):
-                operators = [self.operator(op, node) for op in ops]
+                operators = [self.operator(op, node, before) for op, before in zip(ops, [left, *others], strict=False)]
                 return ast.Compare(self.read(left, inner), operators, [self.read(each, inner) for each in others])
             case ast.Constant(value):
                 return ast.Constant(self.number(value, node))
             case ast.Name(name):
                 return self.name(name, node)
-            case ast.Subscript(ast.Name("layer_data"), ast.Constant(str() as key)):
-                return self.key(key, node)
+            case ast.Subscript(ast.Name("layer_data"), ast.Constant(str() as key) as place):
+                return self.key(key, place)
             case ast.Call():
                 return self.call(node, inner)
-        raise self.refuse(node, REFUSED.get(type(node), f"{type(node).__name__} is not part of the language"))
+        before = node.value if isinstance(node, ast.Attribute) else None
+        why = REFUSED.get(type(node), f"{type(node).__name__} is not part of the language")
+        raise self.refuse(node, why, after=before)
 
-    def operator(self, op: Any, node: ast.AST) -> Any:
+    def operator(self, op: Any, node: ast.expr, before: ast.expr | None = None) -> Any:
         if not isinstance(op, ALLOWED):
-            raise self.refuse(node, REFUSED.get(type(op), f"{type(op).__name__} is not part of the language"))
+            why = REFUSED.get(type(op), f"{type(op).__name__} is not part of the language")
+            raise self.refuse(node, why, after=before)
         made: Callable[[], Any] = type(op)
         return made()
 
-    def number(self, value: Any, node: ast.AST) -> float | int:
+    def number(self, value: Any, node: ast.expr) -> float | int:
         if isinstance(value, str | bytes):
             raise self.refuse(node, "text is only allowed as a key: layer_data['grad_norm']")
         if not isinstance(value, bool | int | float):
@@ -144,14 +156,14 @@ class _Reader:
             raise self.refuse(node, "whole numbers go up to 1e18; write larger ones as 1e30")
         return value
 
-    def name(self, name: str, node: ast.AST) -> ast.expr:
+    def name(self, name: str, node: ast.expr) -> ast.expr:
         if name in CONSTANTS:
             return ast.Constant(CONSTANTS[name])
         if name == _DATA:
             raise self.refuse(node, "layer_data is used as layer_data['key']")
         return self.key(name, node)
 
-    def key(self, key: str, node: ast.AST) -> ast.expr:
+    def key(self, key: str, node: ast.expr) -> ast.expr:
         if self.keys is not None and key not in self.keys:
             near = nearest(key, self.keys)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self.keys)}"
@@ -173,6 +185,18 @@ class _Reader:
         if node.keywords or len(node.args) != 1:
             raise self.refuse(node, f"{name} takes one value")
         return ast.Call(ast.Name(f"_{name}", ast.Load()), [self.read(node.args[0], depth)], [])
+
+
+def _column(text: str, line: int, column: int) -> int:
+    """Where in the text as it was typed: the parser was given it without the blanks around it, and counts by lines."""
+    before = _LINE.findall(text.strip())[: line - 1]
+    return len(text) - len(text.lstrip()) + sum(map(len, before)) + column
+
+
+def _column_of_bytes(text: str, line: int, column: int) -> int:
+    """The same of a node, whose columns are bytes of UTF-8."""
+    own = _LINE.findall(text.strip())[line - 1]
+    return _column(text, line, len(own.encode()[:column].decode(errors="ignore")))
 
 
 def _compiled(body: ast.expr, keys: Mapping[str, str]) -> Callable[[Values], bool]:

@@ -55,9 +55,11 @@ class Gate:
         self.run_dir: Path | None = None  # of the run that it holds
         self.prompt: Prompt | None = None
         self.remote = False  # somebody can answer over the channel
+        self.left = False  # who sat at the terminal is gone: nobody is waited for until somebody asks over the channel
         self.say = say
         self.how_to_answer: Callable[[], str | None] = lambda: None  # where no prompt is: said with a pause
         self.watched_every: Callable[[float], None] = _nobody_writes  # seconds: what is recorded is written so often
+        self.past: Callable[..., dict[str, Any]] | None = None  # (step, kind, layer, slice): of a run that is recorded
         self.on_event: list[Callable[[dict[str, Any]], None]] = []
         self.kinds: dict[str, int] = {}  # of findings that stop the run -> how often they did
         self.when: list[tuple[str, Callable[[Stop], Any]]] = []  # the user's own functions
@@ -80,9 +82,10 @@ class Gate:
         """The breakpoints that are on at one layer in one phase."""
         return [one for one in self.breakpoints.at(site) if one.spec.phase is phase]
 
-    def follows_layers(self) -> bool:
-        """Whether every layer is a place to stop at now."""
-        return self._unit == "layer" or self._wanted is not None or bool(self.when)
+    def follows_layers(self, *, from_its_start: bool = True) -> bool:
+        """Whether every layer is a place to stop at now. A pause that was asked for in the middle of a forward whose
+        first layers nobody followed waits for its update: `next layer` would skip what its backward still does."""
+        return self._unit == "layer" or (self._wanted is not None and from_its_start) or bool(self.when)
 
     def reached(self, stop: Stop, watched: list[Watched]) -> None:
         """A layer or step is done and the values of `stop` are known: stop here if anything says so. What the held
@@ -255,7 +258,7 @@ class Gate:
         self._open.set()
 
     def pause(self, why: str | None = None) -> None:
-        """At the next layer, forward or backward, or the next step."""
+        """At the next layer, forward or backward, or the next step; asked for within a forward, after its update."""
         if self.paused:
             raise NotPaused("the run is paused already")
         self._wanted = f"{self._wanted}; {why or 'pause asked for'}" if self._wanted else why or "pause asked for"
@@ -263,11 +266,16 @@ class Gate:
 
     def answered(self) -> bool:
         """Whether anybody could let a held training go on."""
-        return self.prompt is not None or self.remote
+        return self.prompt is not None or (self.remote and not self.left)
 
     def attended(self) -> bool:
         """Whether somebody sits at the terminal."""
         return self.prompt is not None
+
+    def leave_alone(self) -> None:
+        """The terminal is gone: the training goes on, also past the next breakpoint."""
+        self.prompt, self.left = None, True
+        self._open.set()
 
     def stop_each(self, unit: str) -> None:
         """From the very start: the first layer or step."""

@@ -26,6 +26,7 @@ _TEXTS = {
     "slice": 200,
 }
 _FLAGS = ("enabled", "once")
+_OF_SOMEBODY = ("add", "change", "group", "pause", "step")  # who wants a stop can answer it
 Arguments = Mapping[str, Any]
 
 
@@ -73,6 +74,8 @@ class Verbs:
         known = self._table.get(verb)
         if known is None:
             raise UsageError(f"no verb {verb!r}: {', '.join(self._table)}")
+        if verb in _OF_SOMEBODY:
+            self.gate.left = False
         return known(checked(arguments))
 
     def _state(self, given: Arguments) -> dict[str, Any]:
@@ -136,13 +139,24 @@ class Verbs:
         return {"condition": parsed.text, "keys": sorted(parsed.keys)}
 
     def _tensor(self, given: Arguments) -> dict[str, Any]:
+        kind, layer, part, step = (given.get(name) for name in ("kind", "layer", "slice", "step"))
+
         def look(stop: Stop) -> dict[str, Any]:
+            if step is not None and step != stop.step:
+                return self._past(step, str(kind or "output"), layer, part)
             if stop.describe is None:
                 raise NotPaused("no tensors can be read here")
-            return stop.describe(stop, str(given.get("kind") or "output"), given.get("layer"), given.get("slice"))
+            return stop.describe(stop, str(kind or "output"), layer, part)
 
         found: dict[str, Any] = self.gate.do(look)
         return found
+
+    def _past(self, step: Any, kind: str, layer: Any, part: Any) -> dict[str, Any]:
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise UsageError(f"a step is a number, not {_shown(step)}")
+        if self.gate.past is None:
+            raise NotPaused(f"the run is not paused at step {step}, and not recorded: --record full keeps every step")
+        return self.gate.past(step, kind, layer, part)
 
 
 def _cut(text: Any) -> str:

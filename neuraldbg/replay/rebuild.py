@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.origin.rerun import as_it_was, unseen
 from neuraldbg.capture.torch.passes import RngState, output_digest, tensors
-from neuraldbg.capture.torch.recording.taking import Recording, state_of
+from neuraldbg.capture.torch.recording.losses import Remade
+from neuraldbg.capture.torch.recording.taking import state_of
 from neuraldbg.capture.torch.recording.tape import (
     Entry,
     State,
+    Tape,
     TapedBackward,
     TapedCall,
     TapedPass,
@@ -54,13 +59,25 @@ class Rebuilt:
         return "proved identical" if self.checked else "not proved: nothing of it could be hashed"
 
 
+class Source(Protocol):
+    """What a step is made again from: a recording under way, or one that was read back."""
+
+    core: Core
+    optimizers: Any
+
+    @property
+    def tape(self) -> Any: ...
+
+
 class Rebuilder:
     """Works in the live process, between two steps; everything it touches is as before afterwards."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Source) -> None:
         self._recording = recording
-        self._tape = recording.tape
+        self._tape: Tape = recording.tape
         self._outputs: dict[TapedPass, list[Tensor]] = {}
+        self.on_step: Callable[[], None] | None = None  # told when the step that was asked for begins
+        self.on_pass: Callable[[TapedPass, Any], None] | None = None  # told of each of its passes and their outputs
 
     def step(self, step: int, layers: Mapping[str, nn.Module] | None = None) -> Rebuilt:
         state = self._tape.state_before(step)
@@ -72,12 +89,26 @@ class Rebuilder:
         made = Rebuilt(step, {name: Seen() for name in asked}, state.step)
         with unseen(self._recording.core), self._everything_kept(state):
             _load(state)
-            for entry in self._tape.between(state.step, known[1]):
+            entries = self._tape.after(state)
+            for entry in entries:
                 if entry.step > step and not self._awaited(step):
+                    self._prove(itertools.chain([entry], entries), made)
                     break
+                if entry.step == step and self.on_step is not None:
+                    self.on_step()
+                    self.on_step = None
                 self._again(entry, made, asked if entry.step == step else {})
             self._outputs.clear()
         return made
+
+    def _prove(self, entries: Iterator[Entry], made: Rebuilt) -> None:
+        """The passes after the step: of large models not every gradient is hashed, but a wrong one has moved its
+        parameter to where these passes are not what they were."""
+        for entry in entries:
+            if isinstance(entry, TapedUpdate):
+                return
+            if isinstance(entry, TapedPass) and entry.refused is None and entry.record.intact:
+                self._pass(entry, made, {})
 
     def _awaited(self, step: int) -> bool:
         """Whether gradients of a pass of the step come later, as those of a generator do."""
@@ -89,7 +120,7 @@ class Rebuilder:
         if isinstance(entry, TapedPass):
             self._pass(entry, made, layers)
         elif isinstance(entry, TapedBackward):
-            self._backward(entry)
+            self._backward(entry, made)
         elif isinstance(entry, TapedCall):
             _call(entry)
         else:
@@ -102,28 +133,32 @@ class Rebuilder:
         if taped.refused is not None or not taped.record.intact:
             why = taped.refused or "an input was written to since"
             raise NotRecorded(f"step {taped.step} cannot be made again: {why}")
+        set_trainable(root, taped.trainable)
+        torch.clear_autocast_cache()  # weights have moved since
         with ExitStack() as around:
             for name, layer in layers.items():
                 around.enter_context(_watching(layer, made.seen[name]))
             outputs = taped.record.rerun(entry, root)
+        if self.on_pass is not None and taped.step == made.step:
+            self.on_pass(taped, outputs)
         if taped.digest:
             _compare(made, taped.step, output_digest(outputs) == taped.digest)
         if taped.arrived:
             self._outputs[taped] = [each for each in tensors(outputs) if each.requires_grad]
 
-    def _backward(self, taped: TapedBackward) -> None:
+    def _backward(self, taped: TapedBackward, made: Rebuilt) -> None:
         """All passes that this backward went through, at once: sums are made in the order they were made in."""
         given, arriving = [], []
         for one, outputs in self._outputs.items():
-            for slot, gradient in one.arrived.get(taped.number, {}).items():
+            for slot, gradient in one.arrived.get(taped.backward, {}).items():
                 given.append(outputs[slot])
-                arriving.append(gradient.clone())
+                arriving.append(_arrived(gradient, outputs[slot], taped.step, made))
         if given:
             with ExitStack() as around:
                 for output, came in zip(given, arriving, strict=True):
                     around.enter_context(_as_it_came(output, came))
                 torch.autograd.backward(given, arriving, retain_graph=True)
-        for one in [one for one in self._outputs if max(one.arrived) <= taped.number]:
+        for one in [one for one in self._outputs if max(one.arrived) <= taped.backward]:
             del self._outputs[one]
 
     def _update(self, taped: TapedUpdate, made: Rebuilt, layers: Mapping[str, nn.Module]) -> None:
@@ -155,17 +190,21 @@ class Rebuilder:
         optimizers += [one for one in self._recording.optimizers if one not in optimizers]
         values = [p.detach().clone() for p in parameters]
         gradients = [p.grad for p in parameters]
+        trainable = [(root, [p.requires_grad for p in each_parameter(root)]) for root in self._tape.roots]
         states = [(one, state_of(one)) for one in optimizers]
-        roots = {id(root): root for root in self._roots()}
         generators = RngState.take()
         try:
             with ExitStack() as around:
-                for root in roots.values():
+                for p in parameters:  # a pass may be under way, whose backward asks whether they were written to
+                    around.enter_context(_unsafe_preserve_version_counter(p))
+                for root in self._tape.roots:
                     around.enter_context(as_it_was(root))
                 for p in parameters:
                     p.grad = None
                 yield
         finally:
+            for root, flags in trainable:
+                set_trainable(root, flags)
             with torch.no_grad():
                 for p, value, gradient in zip(parameters, values, gradients, strict=True):
                     p.data.copy_(value)
@@ -174,11 +213,16 @@ class Rebuilder:
                 put_state(one, kept)
             generators.restore()
 
-    def _roots(self) -> Iterator[nn.Module]:
-        for entry in self._tape.entries:
-            root = entry.root() if isinstance(entry, TapedPass) else None
-            if root is not None:
-                yield root
+
+def each_parameter(root: nn.Module) -> Iterator[nn.Parameter]:
+    """Module by module, as a recording lists them."""
+    return (p for module in root.modules() for p in module._parameters.values() if p is not None)
+
+
+def set_trainable(root: nn.Module, flags: Sequence[bool]) -> None:
+    for parameter, flag in zip(each_parameter(root), flags, strict=False):
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
 
 
 def _load(state: State) -> None:
@@ -265,6 +309,15 @@ def _look_at_weight(layer: nn.Module, seen: Seen) -> None:
     if weight is not None and seen.weight is None:
         seen.weight = weight.detach().clone()
         seen.weight_gradient = None if weight.grad is None else weight.grad.detach().clone()
+
+
+def _arrived(gradient: Tensor | Remade, output: Tensor, step: int, made: Rebuilt) -> Tensor:
+    if isinstance(gradient, Tensor):
+        return gradient.clone()
+    again, same = gradient.gradient(output)
+    if same is not None:
+        _compare(made, step, same)
+    return again
 
 
 def _compare(made: Rebuilt, step: int, same: bool) -> None:

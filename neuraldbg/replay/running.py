@@ -111,7 +111,7 @@ def run_arm(plan: ArmPlan, output: Path, seconds: float) -> tuple[int, bool]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        return _wait(process, seconds)
+        return wait_for(process, seconds)
 
 
 class PatchDoesNotApply(NeuralDbgError):
@@ -122,7 +122,7 @@ def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, **QUIET}
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[int, bool]:
+def wait_for(process: subprocess.Popen[bytes], seconds: float) -> tuple[int, bool]:
     """An arm that takes too long is ended as by Ctrl-C, then without asking. So is one whose parent is interrupted."""
     try:
         return process.wait(seconds), False

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuraldbg.errors import NotRecorded, UsageError
+from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 from neuraldbg.records import Site
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.recording.taking import Recording
 
 FULL = "full"
+REMADE = ("output", "input", "gradient", "weight", "weight_gradient")
 
 
 def check_record(record: bool | str) -> None:
@@ -27,18 +29,13 @@ def start_recording(capture: Any) -> Recording:
 
 def made_again(recording: Recording, capture: Any, site: Site, step: int, what: str) -> tuple[Any, str]:
     """The tensor, and the words that say whether it is proved to be the one of that step."""
+    from neuraldbg.replay.answering import tensors_of
     from neuraldbg.replay.rebuild import Rebuilder
 
     layer = _module(capture, site)
     made = Rebuilder(recording).step(step, {site.path: layer})
     seen = made.seen[site.path]
-    found = {
-        "output": seen.outputs[-1] if seen.outputs else None,
-        "input": seen.inputs[-1] if seen.inputs else None,
-        "gradient": seen.gradients[max(seen.gradients)] if seen.gradients else None,
-        "weight": seen.weight,
-        "weight_gradient": seen.weight_gradient,
-    }[what]
+    found = tensors_of(seen)[what]
     if found is None:
         raise NotRecorded(f"{site.path!r} has no {what.replace('_', ' ')} at step {step}")
     return found, made.proof
@@ -51,3 +48,24 @@ def _module(capture: Any, site: Site) -> Any:
         if root is not None and model.site in (site.id, site.model):
             return root.get_submodule(site.path if site.id != model.site else "")
     raise NotRecorded(f"the model of {site.path!r} is gone")
+
+
+def look_back(gate: Any, attachment: Any) -> None:
+    """Lets a held run be asked about steps before: they are made again by the held thread, and everything put back."""
+
+    def past(step: int, kind: str, layer: str | None, part: str | None) -> dict[str, Any]:
+        from neuraldbg.capture.torch.shown import shown_tensor
+        from neuraldbg.replay.recorded import bound_here
+
+        if layer is None:
+            raise UsageError("which layer? a step that is over has no layer of its own")
+        if kind not in REMADE:
+            raise UnknownName("tensor", kind, REMADE, listed_by=f"one of {', '.join(REMADE)}:")
+        capture = attachment.capture
+        site = capture.core.stops.names().resolve(layer)
+        recorded = bound_here(attachment.recording, Path(attachment.plan.run_dir), step)
+        tensor, proof = made_again(recorded, capture, site, step, kind)
+        told = {"step": step, "layer": layer, "kind": kind, "proof": proof, "source": "replayed"}
+        return {**told, **shown_tensor(tensor, part)}
+
+    gate.past = past

@@ -30,7 +30,7 @@ from neuraldbg.control.gate import Gate, Prompt
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 from neuraldbg.records import RunInfo, Stop
 from neuraldbg.session.page import Page
-from neuraldbg.session.past import FULL, check_record, made_again, start_recording
+from neuraldbg.session.past import FULL, REMADE, check_record, made_again, start_recording
 from neuraldbg.session.reasons import Reasons
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
 from neuraldbg.trace.rundir import new_run_info
@@ -38,7 +38,6 @@ from neuraldbg.trace.rundir import new_run_info
 RECENT = 64  # norms per layer that a gradient is compared with
 REMEMBERED_STEPS = 100_000
 _WHAT = ("output", "input", "gradient")
-_REMADE = (*_WHAT, "weight", "weight_gradient")
 
 
 find_prompt: Callable[[], Prompt | None] | None = None  # set by who may import surfaces
@@ -282,7 +281,7 @@ class NeuralDbg(Reasons):
         made again, also `weight` and `weight_gradient`, with the words that prove it in `.source`."""
         from neuraldbg.capture.torch.inprocess import describe
 
-        known = _WHAT if self._tape is None else _REMADE
+        known = _WHAT if self._tape is None else REMADE
         if what not in known:
             raise UnknownName("tensor", what, known, listed_by=f"one of {', '.join(known)}:")
         site = self.trace.site(layer_name)

@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     _ignore_interrupt()
     run_dir = Path(options.run_dir)
     page = _open_page(run_dir, options)
+    way = _open_browser(page, run_dir) if options.browser else None
     trainer = Trainer(options.parent_fd)
     try:
         code = _watch_and_conclude(run_dir, options, trainer)
@@ -47,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
             trainer.wait_until_it_leaves()
         return code
     finally:
+        if way is not None:
+            way.unlink(missing_ok=True)
         if page is not None:
             page.close()
 
@@ -111,12 +114,15 @@ def _open_page(run_dir: Path, options: argparse.Namespace) -> LazyService | None
     _say(door.line)
     settings = {"interval_s": options.push_every, "history": options.history, "points": options.points}
     settings |= {"theme": options.theme, **({"charts": tuple(options.charts.split(","))} if options.charts else {})}
-    service = LazyService(door, run_dir, settings, _say)
-    if options.browser:
-        from neuraldbg.surfaces.browser import open_page
+    return LazyService(door, run_dir, settings, _say)
 
-        open_page(door.address)
-    return service
+
+def _open_browser(page: LazyService | None, run_dir: Path) -> Path | None:
+    if page is None:
+        return None
+    from neuraldbg.surfaces.browser import open_page
+
+    return open_page(page.address, run_dir)
 
 
 def _ignore_interrupt() -> None:

@@ -80,7 +80,7 @@ class TraceWriter:
         *,
         rank: int | None = None,
         max_disk_bytes: int = 2_000_000_000,
-        flush_interval_s: float = 0.2,
+        flush_interval_s: float = 1.0,
         ring_rows: int = 65_536,
         threaded: bool = True,
     ) -> None:

@@ -21,7 +21,7 @@ SAMPLES: dict[str, object] = {  # for every key a value that is not the default
     "layers": ["encoder.*"],
     "out": "elsewhere",
     "max_disk": "1GB",
-    "record": False,
+    "record": "full",
     "record_memory": "256MB",
     "backend": "pytorch",
     "deterministic": True,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.kernels import twin
-from neuraldbg.capture.kernels.device import KINDS, DevicePass, readable
+from neuraldbg.capture.kernels.device import KINDS, PLANS, DevicePass, readable
 from neuraldbg.capture.kernels.elements import WIDTH, Element, Row
 from neuraldbg.capture.torch.device import _Buffer, _shared
 from neuraldbg.capture.torch.stats import from_device_row
@@ -87,7 +87,7 @@ def test_every_type_and_size_is_measured_as_the_twin_does(device_pass: DevicePas
 def test_several_tensors_in_one_launch_keep_their_rows(device_pass: DevicePass) -> None:
     tensors = [some(Element.float32, size) for size in (5, 9000, 17, 3000)]
     tensors += [some(Element.bfloat16, 5000, bad=True), torch.full((3000,), 1e-20, device=DEVICE)]
-    device_pass.measure_all(tensors, range(len(tensors)))
+    device_pass.measure_all(tensors, 0)
     for row, tensor in zip(rows_of(device_pass, len(tensors)), tensors, strict=True):
         assert_alike(row, twin.row_of(tensor.cpu().float().numpy()))
 
@@ -98,7 +98,7 @@ def test_how_far_parameters_moved_is_measured_in_one_launch(device_pass: DeviceP
     before = [some(element, size) for size in (3, 5000, 8192)]
     after = [tensor * 0.9 for tensor in before]
     after[1][7] = math.nan
-    device_pass.measure_all(after, range(3), less=before)
+    device_pass.measure_all(after, 0, less=before)
     for row, new, old in zip(rows_of(device_pass, 3), after, before, strict=True):
         wide = torch.float64 if element is Element.float64 else torch.float32
         assert_alike(row, twin.row_of((new.to(wide) - old.to(wide)).cpu().numpy()))
@@ -135,12 +135,13 @@ def test_the_output_of_a_model_is_not_measured_again_after_that_of_its_last_laye
     got: list[tuple[str, Any]] = []
     one, other = torch.zeros(3), torch.zeros(3)
     slot = SimpleNamespace(rows=None, host=None)
-    buffer = _Buffer(slot, None, None, waiting=[(False, lambda row: got.append(("layer", row)))])  # type: ignore[arg-type]
+    buffer = _Buffer(slot, None, None, waiting=[(7, False, lambda row: got.append(("layer", row)))])  # type: ignore[arg-type]
     buffer.last = (weakref.ref(one), one._version)
     assert not _shared(buffer, other, lambda row: got.append(("other", row)))
     assert _shared(buffer, one, lambda row: got.append(("model", row)))
-    buffer.waiting[-1][1]("row")
-    assert got == [("layer", "row"), ("model", "row")]
+    for row, _, taker in buffer.waiting:
+        taker(row)
+    assert got == [("layer", 7), ("model", 7)]
     one.add_(1)
     assert not _shared(buffer, one, lambda row: got.append(("changed", row)))
 
@@ -149,9 +150,21 @@ def test_the_output_of_a_model_is_not_measured_again_after_that_of_its_last_laye
 def test_small_tensors_are_cut_smaller_and_all_of_one_call_alike() -> None:
     passes = DevicePass(DEVICE, block=512, piece=4096)
     tensors = [some(Element.float32, size) for size in (9000, 3, 2500)]
-    passes.measure_all(tensors, range(3))
+    passes.measure_all(tensors, 0)
     rows = rows_of(passes, 3)
     for row, tensor in zip(rows, tensors, strict=True):
         assert_alike(row, twin.measure(bytes_of(tensor), Element.float32))
     assert passes._piece_of(tensors) == 1024
     assert passes._piece_of([torch.empty(4096 * 1024, dtype=torch.float64, device="meta")]) == 4096
+
+
+@needs_triton
+def test_a_group_at_the_same_place_is_read_anew(device_pass: DevicePass) -> None:
+    tensors = [some(Element.float32, size) for size in (700, 3000)]
+    for factor in (1.0, 3.0):
+        for tensor in tensors:
+            tensor.mul_(factor)
+        device_pass.measure_all(tensors, 0)
+        for row, tensor in zip(rows_of(device_pass, 2), tensors, strict=True):
+            assert_alike(row, twin.measure(bytes_of(tensor), Element.float32))
+    assert len(device_pass._plans) <= PLANS

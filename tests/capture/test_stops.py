@@ -97,6 +97,46 @@ def test_stepping_goes_through_layers_backward_and_update(tmp_path: Path) -> Non
     assert len(visitor.seen) == 10
 
 
+class Asking(nn.Module):
+    """Somebody presses `p` while this layer runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask: Callable[[], None] | None = None
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if self.ask is not None:
+            self.ask, ask = None, self.ask
+            ask()
+        return values.tanh()
+
+
+@pytest.mark.parametrize("budget", [None, 0.01])
+def test_next_layer_after_a_pause_skips_no_backward(tmp_path: Path, budget: float | None) -> None:
+    asking, layer = Asking(), lambda gate, _: gate.step("layer")
+    model = nn.Sequential(nn.Linear(4, 8), asking, nn.Linear(8, 1))
+    visitor, gate = Visitor(*[layer] * 8), Gate()
+    gate.prompt = visitor
+    with watching(tmp_path, gate=gate, budget=budget):
+        train(model, 30)
+        before = len(visitor.seen)
+        asking.ask = gate.pause
+        train(model, 3)
+    assert before == 0
+    step = visitor.seen[0][2]
+    assert visitor.seen[:9] == [
+        (None, "step", step),  # not in the forward that was half over
+        ("0", "forward", step + 1),
+        ("1", "forward", step + 1),
+        ("2", "forward", step + 1),
+        ("model", "forward", step + 1),
+        ("2", "backward", step + 1),
+        ("1", "backward", step + 1),
+        ("0", "backward", step + 1),
+        (None, "step", step + 1),
+    ]
+
+
 def test_a_breakpoint_after_an_update(tmp_path: Path) -> None:
     visitor = Visitor()
     with stopping(tmp_path, visitor) as gate:

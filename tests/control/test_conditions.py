@@ -192,6 +192,34 @@ def test_the_place_of_the_mistake_is_told() -> None:
     assert refused.value.column == len("step > 1 and ")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  step > 1 and ?memroy > 3",  # blanks before it
+        "layer_data[?'grad_nrom'] > 1",
+        "step ?** 2 > 4",
+        "(step + 1) ?** 2 > 4",
+        "step < 1 and (loss) ?in (1, 2)",
+        "step?.real > 1",
+        "µ > 1 and ?memroy > 3",  # two bytes, one character
+        "(step > 1 and\n ?memroy > 3)",
+        " (step > 1 and\r\n ?memroy > 3)",
+        "step > (?lambda: 3)",
+        "step > ?]",
+        " step > ?'1'",
+        " step % 1 ==? ",
+        "step > 1 and?",
+        "step > 1 and ?gard_norm(3) > 2",
+    ],
+)
+def test_the_caret_stands_under_the_mistake(text: str) -> None:
+    typed = text.replace("?", "")
+    with pytest.raises(ConditionError) as refused:
+        parse_condition(typed, (*KEYS, "µ", "μ"))
+    assert typed[: refused.value.column] + "?" + typed[refused.value.column :] == text
+    assert refused.value.caret().splitlines()[1].index("^") == refused.value.column
+
+
 @given(
     st.text(
         alphabet=st.sampled_from("layer_data['grad_norm']<>=!+-*/%()[]{}.,:;@&|^~ \"'0123456789eEnpisoxyz\n\\"),

@@ -261,6 +261,21 @@ def test_the_first_comparison_already_knows_who_wins() -> None:
     assert comparative.compare_backends(["onnx", "tensorflow"])["summary"]["fastest_backend"] == "onnx"
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_times_that_cannot_be_are_refused_and_what_is_known_stays(seconds: float) -> None:
+    backends, nodes = ComparativeProfiler(), DistributedTrainingProfiler()
+    backends.add_backend_profile("pytorch", {"summary": {"total_time": 1.0}})
+    nodes.add_node_profile("a", {"total_time": 1.0})
+    for wrong in ({"summary": {"total_time": seconds}}, {"layer_stats": {"fc": {"mean_time": seconds}}}):
+        with pytest.raises(ValueError, match="on pytorch is a number from 0 on"):
+            backends.add_backend_profile("pytorch", wrong)
+    for tell in (nodes.add_node_profile, nodes.record_node_metrics):
+        with pytest.raises(ValueError, match="the time of 'a' is a number from 0 on"):
+            tell("a", {"total_time": seconds})
+    assert backends.get_backend_ranking() == [("pytorch", 1.0)]
+    assert nodes.node_profiles == {"a": {"total_time": 1.0}}
+
+
 def test_one_backend_cannot_be_compared() -> None:
     comparative = ComparativeProfiler()
     comparative.add_backend_profile("onnx", {"summary": {"total_time": 1.0}})

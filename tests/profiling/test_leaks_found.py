@@ -116,6 +116,15 @@ def test_only_what_rises_all_the_way_is_a_leak(name: str, level: Any, leaks: boo
     assert (leak_in(steps, values) is not None) is leaks, (name, trend(steps, values))
 
 
+def test_a_leak_that_begins_where_memory_is_seldom_looked_at_is_one() -> None:
+    steps = [*range(256), *range(256, 4000, 16)]
+    growing = [1e8 + 5e4 * max(n - 300, 0) for n in steps]
+    found = leak_in(steps, growing)
+    assert found is not None
+    assert found.growth == pytest.approx(5e4 * 3700, rel=0.12)
+    assert leak_in(steps, [1e8 + 5e5 * min(n, 300) for n in steps]) is None  # filled up long ago
+
+
 def test_growth_over_windows_is_the_growth() -> None:
     steps = list(range(240))
     found = trend(steps, [3e8 + 78e6 * n / 239 for n in steps])

@@ -46,6 +46,20 @@ def test_the_configuration_example_of_the_documents_works() -> None:
         profiler.enable_profiler("bottlenecks")
 
 
+def test_a_layer_is_charged_what_it_allocated_and_not_what_was_there() -> None:
+    manager = ProfilerManager()
+    manager.start_profiling()
+    kept = []
+    with manager.profile_layer("large"):
+        kept.append(bytearray(b"x") * (600 << 20))
+    with manager.profile_layer("small"):
+        pass
+    found = {one["layer"]: one["bottleneck_type"] for one in manager.analyze_bottlenecks()["bottlenecks"]}
+    manager.end_profiling()
+    assert "memory" in found["large"]
+    assert "memory" not in found.get("small", [])  # though the process is as large as before
+
+
 def test_an_exception_inside_a_layer_passes_on_and_its_time_is_kept() -> None:
     manager = ProfilerManager(enable_all=False)
     manager.enable_profiler("layer")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.attach import Options, TorchCapture
 from neuraldbg.capture.torch.passes import KeptTensor
-from neuraldbg.capture.torch.recording import taking
+from neuraldbg.capture.torch.recording import tape
 from neuraldbg.capture.torch.recording.taking import Recording
 from neuraldbg.capture.torch.recording.tape import Tape, TapedCall, TapedPass
 from neuraldbg.errors import NotRecorded
@@ -20,7 +20,7 @@ from neuraldbg.replay.rebuild import Rebuilder
 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
-    monkeypatch.setattr(taking, "EVERY", 3)
+    monkeypatch.setattr(tape, "EVERY", 3)
     capture = TorchCapture(lambda: None, Options(strict=True))
     yield Recording(capture.core, capture.patches, Tape())
     capture.close()
@@ -139,7 +139,7 @@ def test_an_input_that_was_written_to_is_noticed(recording: Recording) -> None:
 
 
 def test_the_tape_stays_within_its_bytes_and_the_newest_steps_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "EVERY", 5)
+    monkeypatch.setattr(tape, "EVERY", 5)
     capture = TorchCapture(lambda: None, Options(strict=True))
     recording = Recording(capture.core, capture.patches, Tape(1_000_000))
     model = mlp()

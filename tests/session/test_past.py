@@ -71,3 +71,34 @@ def test_without_it_a_tensor_that_is_gone_says_so(tmp_path: Path) -> None:
             dbg.inspect("2", step=1001)
     with pytest.raises(UsageError, match="record is"):
         NeuralDbg(model, record="everything")
+
+
+def test_an_optimizer_that_was_there_before_is_put_back_as_well(tmp_path: Path) -> None:
+    model = small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with NeuralDbg(model, out=tmp_path / "run", record="full") as dbg:
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+        dbg._ring.clear()
+        assert dbg.inspect("2", step=7).source == "proved identical"
+
+
+def test_asking_between_forward_and_backward_disturbs_neither(tmp_path: Path) -> None:
+    finals = []
+    for asks in (True, False):
+        torch.manual_seed(3)
+        model = small()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        with NeuralDbg(model, out=tmp_path / str(asks), record="full") as dbg:
+            for step in range(30):
+                optimizer.zero_grad()
+                out = model(torch.randn(16, 4))
+                if asks and step == 20:
+                    dbg._ring.clear()
+                    assert dbg.inspect("2", step=7).source == "proved identical"
+                out.square().mean().backward()
+                optimizer.step()
+        finals.append([each.detach().clone() for each in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*finals, strict=True))

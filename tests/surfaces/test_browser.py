@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from neuraldbg.surfaces.browser import has_a_screen
 pty = pytest.importorskip("pty")
 PATIENCE_S = 90
 BROWSER = """#!/bin/sh
+case "$1" in file://*) ls -l "${1#file://}" > rights; cp "${1#file://}" sent;; esac
 echo "$@" >> opened
 echo chatter of a browser
 echo more chatter >&2
@@ -86,6 +88,19 @@ def test_it_is_opened_once_and_says_nothing_at_the_terminal(place: Path) -> None
     assert f"serving on {opened[0]}" in seen
     assert "trained" in seen
     assert "chatter" not in seen
+
+
+def test_a_token_is_in_no_command_that_others_could_read(place: Path) -> None:
+    seen = at_a_terminal(place, "--host", "0.0.0.0", DISPLAY=":7")
+    token = re.search(r"\?token=([\w-]{20,})", seen)
+    assert token is not None
+    opened = (place / "opened").read_text().split()
+    assert len(opened) == 1
+    assert opened[0].startswith("file://")
+    assert token[1] not in opened[0]
+    assert f"?token={token[1]}" in (place / "sent").read_text()
+    assert (place / "rights").read_text().startswith("-rw-------")
+    assert not Path(opened[0].removeprefix("file://")).exists()  # gone with the server
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,15 @@ for step in range(6):
     opt.step()
 print("done", loss.item().hex())
 """
+SILENT = SCRIPT.replace('print("done", loss.item().hex())', 'open("done", "w").write(loss.item().hex())')
 PATIENCE_S = 90
 
 
 class Terminal:
     """A person who waits for a word and then types."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
-        (folder / "train.py").write_text(SCRIPT)
+    def __init__(self, folder: Path, *words: str, script: str = SCRIPT) -> None:
+        (folder / "train.py").write_text(script)
         self.folder = folder
         self.seen = ""
         self._at = 0
@@ -72,7 +73,14 @@ class Terminal:
                     assert word in self.seen[self._at :], self.seen
 
     def type(self, line: str) -> None:
-        os.write(self._fd, line.encode() + b"\n")
+        self.press(f"{line}\n")
+
+    def press(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def hang_up(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
 
     def ask(self, line: str, answer: str) -> None:
         self.type(line)
@@ -95,7 +103,8 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def _own_terminal() -> None:
@@ -178,6 +187,62 @@ def test_somebody_else_may_let_it_go_on(terminal: Terminal) -> None:
         line.call("continue")
     assert terminal.end() == 0
     assert "continued from elsewhere" in terminal.seen
+
+
+@breaking("--breakpoint", "0 if step == 1")
+def test_a_half_typed_line_holds_up_nobody(terminal: Terminal) -> None:
+    terminal.until(r"\(neural\) ")
+    terminal.press("p bat")
+    terminal.until("p bat")
+    [run] = (terminal.folder / "neuraldbg_runs").iterdir()
+    with channel(run) as line:
+        assert line.call("tensor", kind="output")["shape"] == [16, 8]
+        line.call("step", unit="layer")
+    assert "continued from elsewhere" in terminal.until("paused at 1 forward")
+    terminal.until(r"\(neural\) ")
+    terminal.ask("p 6 * 7", "42")  # and the half line of before is no part of it
+    terminal.type("c")
+    assert terminal.end() == 0
+
+
+@breaking("--breakpoint", "0 if step == 1")
+def test_lines_can_be_edited_completed_and_remembered(terminal: Terminal) -> None:
+    terminal.until(r"\(neural\) ")
+    terminal.press("p 6 + 7")
+    terminal.ask("\x1b[D\x1b[D\x7f*", "42")
+    terminal.ask("\x1b[A", "42")
+    terminal.ask("t 0 wei\t", "weight of 0: 8x4")
+    terminal.ask("b 0 if  grad_nrom > 1", "grad_nrom > 1\n^")
+    terminal.type("c")
+    assert terminal.end() == 0
+
+
+@breaking("--breakpoint", "0 if step > 0 and step < 3")
+def test_the_end_of_input_lets_the_training_go_on_until_the_next_stop(terminal: Terminal) -> None:
+    for step in (1, 2):
+        assert f"step {step}" in terminal.until(r"\(neural\) ")
+        terminal.press("\x04")
+        terminal.until("training goes on")
+    assert terminal.end() == 0
+    assert "done" in terminal.seen
+
+
+def test_a_terminal_that_is_gone_holds_no_training(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup: a terminal that hangs up ends nobody
+    try:
+        terminal = Terminal(tmp_path, "--port", "0", "--breakpoint", "0", script=SILENT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        terminal.until(r"\(neural\) ")
+        terminal.hang_up()
+        assert terminal.process.wait(PATIENCE_S) == 0
+    finally:
+        terminal.close()
+    with_us = (tmp_path / "done").read_text()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, check=True, text=True)
+    assert plain.stdout == f"done {with_us}\n"
 
 
 @breaking("--port", "0")

@@ -135,6 +135,11 @@ def test_the_token_in_the_address_becomes_a_cookie_and_leaves_the_address(run_di
         far.base_url = "http://10.1.2.3:8050"
         response = far.get("/?token=secret&view=why", follow_redirects=False)
         assert (response.status_code, response.headers["location"]) == (303, "/?view=why")
+        sent = far.get(
+            "/?token=secret&view=%22why", headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        )
+        assert (sent.status_code, sent.headers["set-cookie"]) == (200, response.headers["set-cookie"])
+        assert 'content="0; url=/?view=%22why"' in sent.text
         cookie = response.headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=Strict" in cookie

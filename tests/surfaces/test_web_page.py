@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,6 +145,29 @@ def test_a_heatmap_comes_with_its_names(client: TestClient) -> None:
     cells = np.frombuffer(base64.b64decode(heat["cells"]), np.uint8).reshape(len(heat["layers"]), -1)
     assert cells.shape[1] == len(heat["edges"]) - 1
     assert (heat["edges"][0], heat["edges"][-1]) == (0, 50)
+
+
+def test_what_was_tried_on_a_run_is_told_and_else_how_to(tmp_path: Path) -> None:
+    run_dir = tmp_path / "a run"
+    with made_run(run_dir) as run:
+        train(run)
+        run.end(steps=50)
+    with asking(run_dir) as client:
+        nothing = client.get("/api/whatif").json()
+        assert nothing == {"tried": None, "command": f"neural whatif '{run_dir}'"}
+        assert client.get("/api/run").json()["again"] == f"neural view '{run_dir}'"
+        arm = {"intervention": "lr x0.1", "verdict": "verified", "metric": {"control": "inf", "arm": 0.5}}
+        (run_dir / "whatif.json").write_text(json.dumps({"control": {}, "arms": [arm], "notes": []}))
+        assert client.get("/api/whatif").json()["tried"]["arms"] == [arm]
+        (run_dir / "whatif.json").write_text("half an answer")
+        assert client.get("/api/whatif").json()["tried"] is None
+
+
+def test_a_moment_has_the_loss_of_its_very_step(client: TestClient) -> None:
+    for step in (7, 31):
+        series = client.get(f"/api/series?metric=loss&from={step}&to={step}").json()
+        assert client.get(f"/api/moment?step={step}").json()["scalars"]["loss"] == series["max"][0]
+    assert client.get("/api/moment?run=broken&step=40").json()["scalars"]["loss"] == "nan"
 
 
 def test_the_verdict_names_the_finding_behind_it(client: TestClient) -> None:

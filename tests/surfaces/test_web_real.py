@@ -125,3 +125,18 @@ def test_what_only_the_viewer_finds_pauses_and_goes_on(folder: Path) -> None:
         (folder / "stop").touch()
         assert run.end() == 0
     assert run.out == "done\n"
+
+
+def test_a_paused_run_that_is_recorded_shows_tensors_of_steps_before(folder: Path) -> None:
+    size = ("30", "0.01")
+    with real(folder, *DEBUG, "--record", "full", "--breakpoint", "fc if step == 20", "train.py", *size) as run:
+        assert run.paused()["step"] == 20
+        past = run.ask("GET", "/api/tensor?layer=fc&kind=output&step=7")
+        assert (past["proof"], past["source"], past["step"]) == ("proved identical", "replayed", 7)
+        assert len(past["values"]) == past["stats"]["count"]
+        assert run.ask("GET", "/api/tensor?layer=fc&kind=gradient&step=19")["proof"] == "proved identical"
+        assert run.ask("GET", "/api/tensor?layer=fc&kind=weight")["step"] == 20
+        run.ask("DELETE", "/api/breakpoint", {"layer_name": "fc"})
+        run.ask("POST", "/api/continue")
+        assert run.end() == 3
+    assert plain(folder, *size).stdout == run.out, "it trained as it would alone"

@@ -217,12 +217,12 @@ def paused(page: Any, live: str) -> Iterator[Any]:
 
 def test_a_live_run_is_paused_by_key_and_its_tensors_looked_at(paused: Any) -> None:
     assert text(paused, "announced").startswith("Paused at ")
-    place = paused.get_by_role("status").filter(has_text="Paused at")
+    place = paused.get_by_role("group", name="Pause")
     paused.keyboard.press("n")
-    place.get_by_text("next layer").wait_for()
+    place.get_by_text("· next layer").wait_for()
     layer = place.get_by_role("button").inner_text()
     place.get_by_role("button").click()
-    assert f"layer={layer}" in paused.url
+    paused.get_by_role("heading", name=layer, exact=True).wait_for()
     tensor = paused.get_by_role("region", name="Tensor")
     tensor.get_by_text("float32 on cpu").wait_for()
     tensor.get_by_label("Slice").fill("0, :3")
@@ -269,8 +269,12 @@ def test_a_condition_is_checked_while_it_is_typed_and_stops_the_run(paused: Any)
 def test_a_pause_tells_the_numbers_of_its_place(paused: Any) -> None:
     known = paused.evaluate("fetch('/api/state').then((answer) => answer.json())")["values"]
     assert known
-    said = paused.get_by_role("status").filter(has_text="Paused at")
-    until(paused, lambda: all(name in said.inner_text() for name in known))
+    place = paused.get_by_role("group", name="Pause")
+    place.get_by_text("values").click()
+    told = place.inner_text()
+    assert all(name.replace("_", " ") in told for name in known)
+    step = paused.evaluate("fetch('/api/state').then((answer) => answer.json())")["step"]
+    assert f"step {step:,}" in place.locator("p").inner_text()  # to the last digit
 
 
 def test_the_end_of_a_training_is_asked_for_twice(page: Any, live: str) -> None:

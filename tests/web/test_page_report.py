@@ -137,8 +137,9 @@ def test_a_run_of_several_ranks_has_a_strip_of_them(page: Any, lone: Open, two_r
         page.goto(address)
         strip = page.get_by_role("group", name="Ranks")
         strip.get_by_text("2 ranks · step 10 ms – 15 ms – 15 ms").wait_for()
-        strip.get_by_text("0: step 19, loss 1, 10 ms").wait_for()
-        strip.get_by_text("1: step 5, loss 2, 15 ms ▲ behind").wait_for()
+        strip.get_by_text("rank 1: step 5, loss 2, 15 ms ▲ behind").wait_for()
+        strip.get_by_role("button", name="rank 0: step 19, loss 1, 10 ms").focus()
+        strip.get_by_text("rank 0: step 19, loss 1, 10 ms").wait_for()
         page.goto("about:blank")  # before the server goes
     report(two_ranks, tmp_path / "sent.html")
     lone(tmp_path / "sent.html").get_by_role("group", name="Ranks").get_by_text("▲ behind").wait_for()

@@ -7,6 +7,7 @@ moment the hook returns); `measure_all` several in one launch. `finish_into` mak
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
@@ -23,7 +24,20 @@ SMALL: Final = 4  # times smaller are the pieces of what would else leave most o
 MANY: Final = 1024  # pieces that keep a device busy
 MOST_AT_ONCE: Final = 1024  # tensors of one launch
 KINDS: Final = frozenset({e for e in Element if not e.name.startswith("uint")} | {Element.uint8})
-Job = tuple[int, int, int, int]  # row, first partial, pieces, count
+PLANS: Final = 16  # groups of tensors whose tables stay on the device
+_WIDE: Final = 2**31  # Triton compiles whole numbers from here on as 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """Several tensors of one type: how they are cut, and where the kernel finds them."""
+
+    dtype: torch.dtype
+    piece: int  # words
+    pieces: int  # in all
+    table: Tensor
+    room: int  # tensors that the table has place for
+    jobs: tuple[tuple[int, int, int, int], ...]  # place among the tensors, first piece, pieces, count of each
 
 
 def readable(tensor: Tensor) -> bool:
@@ -44,68 +58,97 @@ class DevicePass:
 
         self._kernels = triton_pass
         self.device = device
-        self._shape = {"BLOCK": block}
+        self._block = block
+        self._index = device.index if device.index is not None else 0
+        self._on_cuda = self._direct = device.type == "cuda"
         self._large, self._small = piece, max(piece // SMALL // block, 1) * block
         self._options: dict[str, Any] = {"num_warps": warps} if device.type == "cuda" else {}
         self._partials = torch.empty((PARTIALS, triton_pass.FIELDS), dtype=torch.float64, device=device)
         self._hashes = torch.empty((1, 2), dtype=torch.int64, device=device)
         self._none = torch.empty(1, dtype=torch.int64, device=device)
         self._used = 0
-        self._jobs: list[Job] = []
+        self._jobs: list[int] = []  # row, first partial, pieces, count; the same of the next
+        self._sent_jobs: tuple[int, list[int], Tensor] = (-1, [], self._none)  # stream, numbers, the same there
+        self._plans: dict[Any, tuple[_Launch, ...]] = {}
+        self._ready: dict[Any, Any] = {}  # compiled kernels by what they were compiled for
 
     def room_for(self, tensors: Sequence[Tensor]) -> bool:
-        if len(tensors) == 1:
-            return self._used + _pieces(tensors[0], self._piece_of(tensors)) <= PARTIALS
-        groups: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in tensors:
-            groups.setdefault(tensor.dtype, []).append(tensor)
-        cut = [(one, self._piece_of(group)) for group in groups.values() for one in group]
-        return self._used + sum(_pieces(one, piece) for one, piece in cut) <= PARTIALS
+        return self._used + sum(sum(pieces) for _, _, pieces in self._cut(tensors)) <= PARTIALS
 
-    def measure(self, tensor: Tensor, row: int) -> None:
-        """Launch the pass over one tensor, whose statistics will be row `row`."""
-        piece = self._piece_of((tensor,))
-        pieces = _pieces(tensor, piece)
-        self._launch(tensor.dtype, (piece, pieces), (tensor.data_ptr(), tensor.numel(), self._none, 0))
-        self._jobs.append((row, self._used, pieces, tensor.numel()))
+    def measure(self, tensor: Tensor, row: int) -> bool:
+        """Launch the pass over one tensor, whose statistics will be row `row`. False where there is no room for it."""
+        count = tensor.numel()
+        words = -(-count * tensor.element_size() // 8)
+        piece = self._piece_for(words)
+        pieces = -(-words // piece)
+        if self._used + pieces > PARTIALS:
+            return False
+        self._launch(tensor.dtype, (piece, pieces), (tensor.data_ptr(), count, self._none, 0))
+        self._jobs += (row, self._used, pieces, count)
         self._used += pieces
+        return True
 
-    def measure_all(self, tensors: Sequence[Tensor], rows: Sequence[int], *, less: Sequence[Tensor] = ()) -> None:
+    def measure_all(self, tensors: Sequence[Tensor], first_row: int, *, less: Sequence[Tensor] = ()) -> None:
         """The same for several tensors, one launch for each type among them. `less`: of each tensor less its
         counterpart there, which has the same type and layout."""
-        groups: dict[torch.dtype, list[tuple[Tensor, int, Tensor]]] = {}
-        for tensor, row, old in zip(tensors, rows, less or tensors, strict=True):
-            groups.setdefault(tensor.dtype, []).append((tensor, row, old))
-        before = (list(self._jobs), self._used)
+        before = (len(self._jobs), self._used)
         try:
-            for group in groups.values():
-                piece = self._piece_of([tensor for tensor, _, _ in group])
-                for start in range(0, len(group), MOST_AT_ONCE):
-                    self._measure_group(group[start : start + MOST_AT_ONCE], piece, moved=bool(less))
+            for one in self._planned(tensors, less):
+                what = (0, 0, one.table, one.room)
+                self._launch(one.dtype, (one.piece, one.pieces), what, moved=bool(less))
+                for place, first, pieces, count in one.jobs:
+                    self._jobs += (first_row + place, self._used + first, pieces, count)
+                self._used += one.pieces
         except BaseException:
-            self._jobs, self._used = before  # the rows of those that were launched will be somebody else's
+            del self._jobs[before[0] :]  # the rows of those that were launched will be somebody else's
+            self._used = before[1]
             raise
 
-    def _measure_group(self, group: list[tuple[Tensor, int, Tensor]], piece: int, *, moved: bool) -> None:
+    def _planned(self, tensors: Sequence[Tensor], less: Sequence[Tensor]) -> tuple[_Launch, ...]:
+        """Parameters lie where they lay, and gradients mostly do: their tables are on the device already."""
+        key = (
+            self._stream(),
+            *((one.data_ptr(), one.numel(), one.dtype) for one in tensors),
+            *(one.data_ptr() for one in less),
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= PLANS:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[key] = tuple(self._plan(tensors, less))
+        return plan
+
+    def _plan(self, tensors: Sequence[Tensor], less: Sequence[Tensor]) -> list[_Launch]:
+        made = []
+        for piece, places, pieces in self._cut(tensors):
+            for start in range(0, len(places), MOST_AT_ONCE):
+                end = start + MOST_AT_ONCE
+                made.append(self._laid_out(tensors, less, (piece, places[start:end], pieces[start:end])))
+        return made
+
+    def _laid_out(
+        self, tensors: Sequence[Tensor], less: Sequence[Tensor], cut: tuple[int, list[int], list[int]]
+    ) -> _Launch:
+        piece, places, pieces = cut
+        group = [tensors[place] for place in places]
         room = max(1 << (len(group) - 1).bit_length(), 16)
-        pieces = [_pieces(tensor, piece) for tensor, _, _ in group]
         firsts = [0, *accumulate(pieces)]
         empty = [0] * (room - len(group))
-        addresses = [tensor.data_ptr() for tensor, _, _ in group]
-        counts = [tensor.numel() for tensor, _, _ in group]
-        table = [*addresses, *empty, *counts, *empty, *firsts[:-1], *([2**31 - 1] * len(empty))]
-        table += [*(old.data_ptr() for _, _, old in group), *empty]
-        self._launch(group[0][0].dtype, (piece, firsts[-1]), (0, 0, self._sent(table), room), moved=moved)
-        for (tensor, row, _), first, number in zip(group, firsts, pieces, strict=False):
-            self._jobs.append((row, self._used + first, number, tensor.numel()))
-        self._used += firsts[-1]
+        addresses = [tensor.data_ptr() for tensor in group]
+        counts = [tensor.numel() for tensor in group]
+        table = [*addresses, *empty, *counts, *empty, *firsts[:-1], *([_WIDE - 1] * len(empty))]
+        table += [*(less[place].data_ptr() for place in places), *empty] if less else []
+        jobs = tuple(zip(places, firsts, pieces, counts, strict=False))
+        return _Launch(group[0].dtype, piece, firsts[-1], self._sent(table), room, jobs)
 
     def finish_into(self, rows: Tensor) -> None:
         """Make the rows of everything measured since the last time. `rows` is float64 of width 9 on the device."""
         if not self._jobs:
             return
-        jobs = self._sent([number for job in self._jobs for number in job])
-        self._kernels.finish[(len(self._jobs),)](jobs, self._partials, rows, BLOCK=128)
+        stream = self._stream()
+        if self._sent_jobs[:2] != (stream, self._jobs):  # mostly a step is like the one before
+            self._sent_jobs = (stream, self._jobs, self._sent(self._jobs))
+        self._kernels.finish[(len(self._jobs) // 4,)](self._sent_jobs[2], self._partials, rows, BLOCK=128)
         self._jobs, self._used = [], 0
 
     def hash_sums(self, tensor: Tensor) -> Tensor:
@@ -116,12 +159,25 @@ class DevicePass:
         self._used, self._jobs = 0, []
         what = (tensor.data_ptr(), tensor.numel(), self._none, 0)
         self._launch(tensor.dtype, (piece, pieces), what, hashed=True)
-        self._jobs.append((0, 0, pieces, tensor.numel()))
+        self._jobs += (0, 0, pieces, tensor.numel())
         return self._hashes.sum(0)
+
+    def _cut(self, tensors: Sequence[Tensor]) -> list[tuple[int, list[int], list[int]]]:
+        """Of the tensors of each type: words of a piece, their places, pieces of each."""
+        groups: dict[torch.dtype, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            groups.setdefault(tensor.dtype, []).append(place)
+        found = []
+        for places in groups.values():
+            piece = self._piece_of([tensors[place] for place in places])
+            found.append((piece, places, [_pieces(tensors[place], piece) for place in places]))
+        return found
 
     def _piece_of(self, tensors: Sequence[Tensor]) -> int:
         """Words of a piece: all tensors of one type in one call are cut alike."""
-        words = sum(tensor.numel() * tensor.element_size() // 8 for tensor in tensors)
+        return self._piece_for(sum(tensor.numel() * tensor.element_size() // 8 for tensor in tensors))
+
+    def _piece_for(self, words: int) -> int:
         return self._large if words >= MANY * self._large else self._small
 
     def _launch(
@@ -136,10 +192,32 @@ class DevicePass:
         """`cut` = words of a piece, pieces; `what` = address, count, table, tensors in it."""
         address, count, table, tensors = what
         code = CODES[dtype]
-        self._kernels.measure_pass[(cut[1],)](
-            address, count, table, self._used, self._partials, self._hashes, cut[0],
-            KIND=code, WIDTH=WIDTH[code], TENSORS=tensors, MOVED=moved, HASH=hashed, **self._shape, **self._options,
-        )  # fmt: skip
+        numbers = (address, count, table, self._used, self._partials, self._hashes, cut[0])
+        constants = (code, WIDTH[code], self._block, tensors, moved, hashed)
+        key = (constants, address < _WIDE, count < _WIDE)
+        if self._at_once(key, cut[1], (*numbers, *constants)):
+            return
+        named = dict(zip(("KIND", "WIDTH", "BLOCK", "TENSORS", "MOVED", "HASH"), constants, strict=True))
+        made = self._kernels.measure_pass[(cut[1],)](*numbers, **named, **self._options)
+        if self._direct:
+            self._ready[key] = made
+
+    def _at_once(self, key: Any, pieces: int, arguments: tuple[Any, ...]) -> bool:
+        """The compiled kernel itself, where there is one: finding it costs Triton twice what launching it does."""
+        ready = self._ready.get(key)
+        if ready is None:
+            return False
+        try:
+            ready[(pieces, 1, 1)](*arguments, stream=self._stream())
+        except TypeError:  # a Triton whose compiled kernels want other arguments
+            self._direct = False
+            self._ready.clear()
+            return False
+        return True
+
+    def _stream(self) -> int:
+        stream: int = torch._C._cuda_getCurrentRawStream(self._index) if self._on_cuda else 0
+        return stream
 
     def _sent(self, numbers: list[int]) -> Tensor:
         """Numbers for a kernel, copied from pinned memory so that nothing waits for the copy."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -48,8 +47,12 @@ class BackwardWatch:
             if cannot_look() or not core.on or core.recomputing():
                 return original(tensors, *args, **kwargs)  # reentrant checkpointing calls us inside a backward
             began = self._entered(tensors)
-            with self._inside():
+            core.local.in_backward += 1
+            core.any_backward += 1
+            try:
                 result = original(tensors, *args, **kwargs)
+            finally:
+                self._over()
             self._left(tensors, began)
             return result
 
@@ -62,8 +65,12 @@ class BackwardWatch:
             if cannot_look() or not core.on or core.recomputing():
                 return original(outputs, *args, **kwargs)
             core.recorder.call(Call.AUTOGRAD_GRAD, source=core.recorder.source())
-            with self._inside():
+            core.local.in_backward += 1
+            core.any_backward += 1
+            try:
                 return original(outputs, *args, **kwargs)
+            finally:
+                self._over()
 
         return grad
 
@@ -79,17 +86,11 @@ class BackwardWatch:
 
         return scale
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
+    def _over(self) -> None:
         core = self.core
-        core.local.in_backward += 1
-        core.any_backward += 1
-        try:
-            yield
-        finally:
-            core.local.in_backward -= 1
-            core.any_backward -= 1
-            self.passes.layers.backward_ended()
+        core.local.in_backward -= 1
+        core.any_backward -= 1
+        self.passes.layers.backward_ended()
 
     # -- a backward -------------------------------------------------------------------------------------------------
 
@@ -114,8 +115,7 @@ class BackwardWatch:
             self._record_loss(loss, source)
             if core.looking or (core.statistics and source not in self._known):
                 self._record_anatomy(loss, source)
-        for notice in core.heard.backward_begun:
-            notice(loss, source)
+        core.tell(core.heard.backward_begun, loss, source)
         end = now_ns()
         core.own_ns += end - start
         return end, core.own_ns
@@ -129,8 +129,9 @@ class BackwardWatch:
         loss = _loss_of(tensors)
         if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
-        for notice in (*self.after_backward, *core.heard.backward_done):
+        for notice in self.after_backward:
             notice(loss)
+        core.tell(core.heard.backward_done, loss)
         core.own_ns += now_ns() - end
 
     def _record_loss(self, loss: Tensor, source: int) -> None:

@@ -17,27 +17,34 @@ from neuraldbg.capture.budget import FIRST_IN_FULL, SamplingBudget
 from neuraldbg.capture.focus import EVERYTHING
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.torch.clock import NoClock
-from neuraldbg.capture.torch.device import DeviceQueue
+from neuraldbg.capture.torch.device import DeviceQueue, Taker
+from neuraldbg.capture.torch.late_rows import LateRows
 from neuraldbg.capture.torch.moments import Moments
 from neuraldbg.capture.torch.recorder import Recorder
-from neuraldbg.capture.torch.stats import Measured
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
-RARELY = 16  # steps: where every one is measured, evidence is gathered in ever fewer, down to one of so many
+RARELY = 16  # steps: one of so many is told to those who look rarely
+SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
+_TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
+    "pass_begun pass_ended layer_run backward_begun backward_done update_begun update_done".split()
+)
 now_ns: Callable[[], int] = time.perf_counter_ns
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_hidden_from_subclasses = torch._C.DisableTorchFunctionSubclass
+_compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
 
 
 def cannot_look() -> bool:
     """Dynamo traces into hooks, and torch.jit.trace writes down every operation: nothing of ours may run then."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return _compiling() or _tracing() is not None
 
 
 def undisturbed() -> AbstractContextManager[Any]:
     """Our own tensor work is hidden from the user's modes and tensor subclasses."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    if _dispatch_modes() or _function_modes():
         return _hidden_from_modes()
-    hidden: AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
+    hidden: AbstractContextManager[Any] = _hidden_from_subclasses()
     return hidden
 
 
@@ -101,7 +108,12 @@ class Core:
 
     def __post_init__(self) -> None:
         self.device.set_aside = self.budget.set_aside
+        late = LateRows(self.recorder.next_seq)
+        self.device.write = late.write
+        self.recorder.staging.blocks.append(late.drain)
         self.heard = self.moments  # who is told in the current step
+        self.tell = self.guard.teller(self._leave_out)  # one moment to all who take part in it
+        self._places: dict[int, tuple[str, str]] = {}  # id of who takes part -> moment, place
         self._looks = self.budget.full
         self._looked_at = 0
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
@@ -112,16 +124,26 @@ class Core:
         """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave. `rarely`: it
         has nothing to do but in steps that are looked at, in the one after each (to forget what it saw) and now and
         then."""
-        guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
-        guarded = guard(notice)
-        getattr(self.moments, moment).append(guarded)
+        told = notice
+        if moment not in _TOLD:
+            guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
+            told = guard(notice)
+        self._places[id(told)] = (moment, place)
+        getattr(self.moments, moment).append(told)
         if not rarely:
-            getattr(self.steady, moment).append(guarded)
+            getattr(self.steady, moment).append(told)
+
+    def _leave_out(self, notice: Callable[..., None]) -> str:
+        """From new lists: the old ones are being walked through."""
+        moment, place = self._places[id(notice)]
+        for moments in (self.moments, self.steady):
+            setattr(moments, moment, [one for one in getattr(moments, moment) if one is not notice])
+        return place
 
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
         budget, step, before = self.budget, self.recorder.step, self.looking
-        gap = min(RARELY, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, 8, then 16
+        gap = min(SELDOM, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, ... 64 from 1024 on
         self._looks = budget.full and (budget.starting or step % gap == 0 or step - self._looked_at >= gap)
         if self.looking:
             self._looked_at = step
@@ -149,13 +171,13 @@ class Core:
         """Whether tensors of this step are looked into."""
         return self.budget.full and self.statistics
 
-    def measure(self, tensor: Tensor, site: int, deliver: Callable[[Measured], None]) -> None:
+    def measure(self, tensor: Tensor, site: int, taker: Taker) -> None:
         """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured costs
         its own site its statistics and nothing else."""
-        self._measure(tensor, site, deliver)
+        self._measure(tensor, site, taker)
 
-    def _measured(self, tensor: Tensor, _: int, deliver: Callable[[Measured], None]) -> None:
-        self.device.stats(tensor, deliver)
+    def _measured(self, tensor: Tensor, _: int, taker: Taker) -> None:
+        self.device.stats(tensor, taker)
 
     def recomputing(self) -> bool:
         """Whether this thread runs inside a backward: in a thread of the autograd engine, or below a backward of its
@@ -173,11 +195,3 @@ class Core:
         """Our own time inside of something that is timed. What is ours of another thread may lie there too or not:
         where several train, nothing is taken off."""
         return self.own_ns - before if self.trainers < 2 else 0
-
-    @contextmanager
-    def own_time(self) -> Iterator[None]:
-        start = now_ns()
-        try:
-            yield
-        finally:
-            self.own_ns += now_ns() - start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import weakref
 from collections import deque
@@ -10,21 +11,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt_or_why
 from neuraldbg.capture.kernels.device import DevicePass, readable
-from neuraldbg.capture.torch.stats import Measured, from_device_row, measure, measure_on_device
+from neuraldbg.capture.torch.stats import from_device_row, measure, measure_on_device
 
 log = logging.getLogger("neuraldbg")
 ROWS = 1024  # rows of a device buffer; a full one is copied at once
 SLOW_LAUNCH_NS = 20_000_000  # a launch that takes longer has compiled its kernel, which happens once
+STREAMS = 64  # that are remembered
 SPARE_EVENTS = 4096  # marks that are kept for being used again
 _WIDTH = 9
+_FAILED = object()  # what a launch that raised returns
+_item = torch._C.TensorBase.item  # not the method, whose calls by the user are counted
 
-Deliver = Callable[[Any], None]
-Wanted = tuple[Tensor, Callable[[Measured], None]]
+Head = tuple[int, int, int, int, int, int]  # step, site, pass, kind, phase, slot: of a row that is written as it came
+Taker = Head | Callable[[Any], None]
+Wanted = tuple[Tensor, Taker]
+Together = Callable[[NDArray[np.float64]], None]
+_Waiting = list[tuple[int, bool, Any]]  # row, whether it is a scalar, who takes it
 
 
 @dataclass
@@ -42,9 +51,17 @@ class _Buffer:
     fused: DevicePass | None  # None = torch operations
     failed: bool = False  # and from now on too
     used: int = 0
-    waiting: list[tuple[bool, Deliver]] = field(default_factory=list)  # (is a scalar, consumer)
+    waiting: _Waiting = field(default_factory=list)
     free: list[_Slot] = field(default_factory=list)
     last: tuple[Any, int] = (None, -1)  # weak reference to the tensor measured last, and its version
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Takes so many rows at a time."""
+
+    count: int
+    take: Together
 
 
 @dataclass
@@ -52,7 +69,8 @@ class _Flight:
     buffer: _Buffer
     slot: _Slot
     done: Any
-    waiting: list[tuple[bool, Deliver]]
+    used: int
+    waiting: _Waiting
 
 
 class DeviceQueue:
@@ -65,6 +83,8 @@ class DeviceQueue:
         self._timings: deque[tuple[Any, Any, Callable[[int], None]]] = deque()
         self.set_aside: Callable[[int], None] | None = None  # is told what compiling took
         self._spare: list[Any] = []  # marks whose time is known
+        self._streams: dict[Any, Any] = {}
+        self.write: Callable[[list[Head], NDArray[np.float64]], None] | None = None  # rows as they came
 
     def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> bool:
         """False where it can never be delivered."""
@@ -72,37 +92,38 @@ class DeviceQueue:
             return False
         value = tensor.detach()
         if value.device.type == "cpu":
-            deliver(float(value))
+            deliver(float(_item(value)))
             return True
         buffer = self._room(value.device)
         if buffer is None:
             return False
         buffer.slot.rows[buffer.used, 0].copy_(value.reshape(()))
+        buffer.waiting.append((buffer.used, True, deliver))
         buffer.used += 1
-        buffer.waiting.append((True, deliver))
         return True
 
-    def stats(self, tensor: Tensor, deliver: Callable[[Measured], None]) -> None:
+    def stats(self, tensor: Tensor, taker: Taker) -> None:
+        """`taker` is called with the statistics; or is a head, which only a tensor on a device may have."""
         if tensor.device.type == "cpu":
             measured = measure(tensor)
             if measured is not None:
-                deliver(measured)
+                taker(measured)  # type: ignore[operator]
             return
         buffer = self._room(tensor.device)
-        if buffer is None or _shared(buffer, tensor, deliver):
+        if buffer is None or _shared(buffer, tensor, taker):
             return
         fused = buffer.fused
-        launched = False
-        if fused is not None and not buffer.failed and readable(tensor) and self._fits(buffer, fused, (tensor,)):
-            launched = self._launched(buffer, lambda: fused.measure(tensor, buffer.used))
+        launched = fused is not None and not buffer.failed and readable(tensor) and self._one(buffer, fused, tensor)
         if launched or measure_on_device(tensor, buffer.slot.rows[buffer.used]):
+            buffer.waiting.append((buffer.used, False, taker))
             buffer.used += 1
-            buffer.waiting.append((False, deliver))
             buffer.last = (weakref.ref(tensor), tensor._version) if not tensor.is_inference() else (None, -1)
 
-    def stats_of_all(self, wanted: Sequence[Wanted], less: Sequence[Tensor] = ()) -> bool:
+    def stats_of_all(
+        self, wanted: Sequence[Wanted], less: Sequence[Tensor] = (), *, together: Together | None = None
+    ) -> bool:
         """Several tensors of one device in one launch, or each less its counterpart in `less`. False = not done: they
-        are measured one by one then."""
+        are measured one by one then. `together` gets the rows of all of them."""
         tensors = [tensor for tensor, _ in wanted]
         if not tensors or not all(tensor.is_cuda and readable(tensor) for tensor in (*tensors, *less)):
             return False
@@ -112,40 +133,74 @@ class DeviceQueue:
         fused = None if buffer is None else buffer.fused
         if buffer is None or fused is None or buffer.failed or not self._fits(buffer, fused, tensors):
             return False
-        rows = range(buffer.used, buffer.used + len(tensors))
-        if not self._launched(buffer, lambda: fused.measure_all(tensors, rows, less=less)):
+        if self._launched(buffer, lambda: fused.measure_all(tensors, buffer.used, less=less)) is _FAILED:
             return False
+        buffer.waiting += [(row, False, taker) for row, (_, taker) in enumerate(wanted, buffer.used)]
+        if together is not None:
+            buffer.waiting.append((buffer.used, False, _Group(len(tensors), together)))
         buffer.used += len(tensors)
-        buffer.waiting += [(False, deliver) for _, deliver in wanted]
         buffer.last = (None, -1)
         return True
 
+    def _one(self, buffer: _Buffer, fused: DevicePass, tensor: Tensor) -> bool:
+        made = self._launched(buffer, fused.measure, tensor, buffer.used)
+        if made is False and buffer.used:
+            self._copy(buffer)
+            made = self._launched(buffer, fused.measure, tensor, buffer.used)
+        return made is True
+
     def _fits(self, buffer: _Buffer, fused: DevicePass, tensors: Sequence[Tensor]) -> bool:
-        if not fused.room_for(tensors) and buffer.used:
+        if fused.room_for(tensors):
+            return True
+        if buffer.used:
             self._copy(buffer)
         return fused.room_for(tensors)
 
-    def _launched(self, buffer: _Buffer, launch: Callable[[], None]) -> bool:
-        """Where Triton fails (no compiler for the host, an old device), torch operations do its work from then on."""
-        start = time.perf_counter_ns()
-        with torch.cuda.device(buffer.slot.rows.device):
-            why = attempt_or_why(launch)[1]
+    def _launched(self, buffer: _Buffer, launch: Callable[..., Any], *args: Any) -> Any:
+        """What the launch returns. Where Triton fails (no compiler for the host, an old device), torch operations do
+        its work from then on."""
+        start, device = time.perf_counter_ns(), buffer.slot.rows.device
+        if device.index == torch._C._cuda_getDevice():
+            made, why = attempt_or_why(lambda: launch(*args))
+        else:
+            with torch.cuda.device(device):
+                made, why = attempt_or_why(lambda: launch(*args))
+        if why is not None:
+            buffer.failed, made = True, _FAILED
+            log.warning("the Triton kernel cannot be used, torch operations are: %s", why)
         took = time.perf_counter_ns() - start
         if took > SLOW_LAUNCH_NS and self.set_aside is not None:
             self.set_aside(took)
-        if why is not None:
-            buffer.failed = True
-            log.warning("the Triton kernel cannot be used, torch operations are: %s", why)
-        return why is None
+        return made
 
     def mark(self) -> Any:
         """A moment on the device's own clock; None without CUDA. Host time would be the time of launching, not of
         running."""
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             return None
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event = self._free() or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._current_stream())
         return event
+
+    def _current_stream(self) -> Any:
+        """What `torch.cuda.current_stream` gives, in a tenth of its time."""
+        number, device, kind = key = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind)  # type: ignore[no-untyped-call]
+            if len(self._streams) >= STREAMS:
+                self._streams.clear()
+            self._streams[key] = stream
+        return stream
+
+    def _free(self) -> Any:
+        """A mark that can be used again: nobody holds it. The end of one stretch is the beginning of the next, and that
+        one may not be over."""
+        while self._spare:
+            event = self._spare.pop()
+            if sys.getrefcount(event) <= _ALONE:
+                return event
+        return None
 
     def elapsed(self, start: Any, end: Any, deliver: Callable[[int], None]) -> None:
         """Nanoseconds between two marks, once the device has passed them."""
@@ -197,10 +252,8 @@ class DeviceQueue:
         rows are used again only once they have been read."""
         slot, device = buffer.slot, buffer.slot.rows.device
         fused = buffer.fused
-        if fused is not None and not self._launched(buffer, lambda: fused.finish_into(slot.rows)):
-            buffer.waiting = [
-                (is_scalar, deliver if is_scalar else _to_nobody) for is_scalar, deliver in buffer.waiting
-            ]
+        if fused is not None and self._launched(buffer, fused.finish_into, slot.rows) is _FAILED:
+            buffer.waiting = [one for one in buffer.waiting if one[1]]  # the other rows were never made
             buffer.fused = None
         with torch.cuda.device(device):
             written = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -210,36 +263,43 @@ class DeviceQueue:
                 slot.host[: buffer.used].copy_(slot.rows[: buffer.used], non_blocking=True)
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record()
-        self._flights.append(_Flight(buffer, slot, done, buffer.waiting))
+        self._flights.append(_Flight(buffer, slot, done, buffer.used, buffer.waiting))
         buffer.used, buffer.waiting, buffer.last = 0, [], (None, -1)
         buffer.slot = buffer.free.pop() if buffer.free else _new_slot(device)
 
     def _land(self, flight: _Flight) -> None:
-        rows = flight.slot.host[: len(flight.waiting)].tolist()
+        rows = flight.slot.host[: flight.used].numpy().copy()
         flight.buffer.free.append(flight.slot)
-        for row, (is_scalar, deliver) in zip(rows, flight.waiting, strict=True):
-            deliver(row[0] if is_scalar else from_device_row(row))
+        plain = [(row, taker) for row, _, taker in flight.waiting if type(taker) is tuple]
+        if plain and self.write is not None:
+            self.write([head for _, head in plain], rows[[row for row, _ in plain]])
+        for row, is_scalar, taker in flight.waiting:
+            if type(taker) is _Group:
+                taker.take(rows[row : row + taker.count])
+            elif type(taker) is not tuple:
+                taker(float(rows[row, 0]) if is_scalar else from_device_row(rows[row].tolist()))
 
 
-def _shared(buffer: _Buffer, tensor: Tensor, deliver: Deliver) -> bool:
+def _count_of_one() -> int:
+    """What `getrefcount` says, asked in the way of `_free`, of something that nobody else holds."""
+    spare = [object()]
+    event = spare.pop()
+    return sys.getrefcount(event)
+
+
+_ALONE = _count_of_one()
+
+
+def _shared(buffer: _Buffer, tensor: Tensor, taker: Taker) -> bool:
     """The output of a model is that of its last layer: one row serves both."""
     ref, version = buffer.last
     if ref is None or ref() is not tensor or tensor._version != version or not buffer.waiting:
         return False
-    is_scalar, first = buffer.waiting[-1]
+    row, is_scalar, _ = buffer.waiting[-1]
     if is_scalar:
         return False
-
-    def both(row: Any) -> None:
-        first(row)
-        deliver(row)
-
-    buffer.waiting[-1] = (False, both)
+    buffer.waiting.append((row, False, taker))
     return True
-
-
-def _to_nobody(_: Any) -> None:
-    """Rows that were never made."""
 
 
 def _new_slot(device: torch.device) -> _Slot:

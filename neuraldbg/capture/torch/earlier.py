@@ -25,18 +25,15 @@ class EarlierValues:
         """A copy of each, None of those whose turn it is not."""
         chosen = self._turn(parameters)
         copies: list[Tensor | None] = [None] * len(parameters)
-        ours: list[Tensor] = []
-        theirs: list[Tensor] = []
+        groups: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
         for at in chosen:
             value = parameters[at].detach()
-            if value.is_cuda:
-                copies[at] = value.clone()
-                continue
-            copy = self._copy_of(parameters[at], value)
+            copy = torch.empty_like(value) if value.is_cuda else self._copy_of(parameters[at], value)
             copies[at] = copy
+            ours, theirs = groups.setdefault(value.device, ([], []))
             ours.append(copy)
             theirs.append(value)
-        if ours:
+        for ours, theirs in groups.values():
             torch._foreach_copy_(ours, theirs)
         return copies
 

@@ -33,6 +33,7 @@ from neuraldbg.capture.torch.quick import QuickLayers
 from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.records import Call, Kind
 
+FIRST_PASSES = 4  # of a model, of which everybody is told
 HASHED_ELEMENTS = 2**20  # of outputs that are hashed
 OPEN_PASSES = 4096  # grad-mode passes that may wait for their backward
 RECORDED_BYTES = 64 * 2**20  # of their inputs and buffers
@@ -40,6 +41,7 @@ RECORDED_PASSES = 64  # passes of the current step that are kept for running aga
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 LIGHT_ITEMS = 64  # in the arguments of a pass that is kept lightly
 ARRIVED_BYTES = 4 * 2**20  # gradient of an output that is kept until the update
+ARRIVED_IN_ALL = 16 * 2**20  # of them: an update may have any number of passes
 
 
 class PassWatch:
@@ -60,7 +62,7 @@ class PassWatch:
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
         self.ignored: Any = SimpleNamespace(sampled=False)  # a forward that activation checkpointing repeats
-        self._recorded_bytes = 0
+        self._recorded_bytes = self._arrived_bytes = 0
         self.calls = 0  # of modules, for the cost of being called at all
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
         self.before_pass: list[Any] = []
@@ -126,10 +128,11 @@ class PassWatch:
         begin unseen meanwhile), else our own hooks."""
         core = self.core
         stops = core.stops
+        own.followed = stops is not None and stops.gate.at_layers
         if own.sampled:
             if self.quick_begins(own):
                 self.hooks.let(self.quick.before, self.quick.after)
-        elif core.trainers < 2 and (stops is None or not stops.gate.at_layers):
+        elif core.trainers < 2 and not own.followed:
             self.hooks.step_aside(module)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
@@ -162,13 +165,19 @@ class PassWatch:
         self._write_pass(one, grad, training, digest)
         if core.recording and grad and root is not None:
             self._keep(one, module, root, (args, kwargs))
-        for notice in core.heard.pass_begun:
-            notice(one, root, args, kwargs)
+        core.tell(self._told_of(one, training), one, root, args, kwargs)
         one.entered = ()
         one.start_ns = now_ns()
         core.own_ns += one.start_ns - start
         one.own_before = core.own_ns
         return one
+
+    def _told_of(self, one: Pass, training: bool) -> list[Callable[..., None]]:
+        """Everybody of the first passes of a model, and of one in another mode than the pass before."""
+        model, mode = one.model, (one.grad, training)
+        new = model.passes <= FIRST_PASSES or model.mode != mode
+        model.mode = mode
+        return (self.core.moments if new else self.core.heard).pass_begun
 
     def _write_pass(self, one: Pass, grad: bool, training: bool, digest: int) -> None:
         call, site, ids = self.core.recorder.call, one.model.site, {"pass_id": one.id, "digest": digest}
@@ -179,7 +188,7 @@ class PassWatch:
         if (one.looked or (one.sampled and one.step < RECORDED_STEPS)) and few_items(inputs):
             self._record(one, module, root, inputs)
         elif (all(isinstance(item, Tensor) for item in inputs[0]) and not inputs[1]) or few_items(inputs, LIGHT_ITEMS):
-            one.light = LightRecord(*inputs)
+            one.light = LightRecord(*inputs, random=one.model.random is not False)
             one.entry_module = weakref.ref(module)
             if len(self.light) == RECORDED_PASSES:
                 _forget(self.light.popleft())
@@ -229,6 +238,8 @@ class PassWatch:
             self._keep_open(one)
         core.tree.pass_ended(one.model)
         core.device.poll()
+        if one.record is not None and not one.model.random:
+            one.model.random = not torch.equal(one.record.rng.torch_cpu, torch.get_rng_state())
         if one.record is not None and finished and sum(t.numel() for t in tensors(rest[-1])) <= HASHED_ELEMENTS:
             one.output_digest = output_digest(rest[-1])
         if one.sampled and not any(
@@ -237,8 +248,7 @@ class PassWatch:
             times = (one.start_ns, start - one.start_ns - core.ours_since(one.own_before))
             core.recorder.span(one.model.site, one.phase, times, pass_id=one.id)
         if finished:
-            for notice in core.heard.pass_ended:
-                notice(one, one.model.ref(), rest[:2], rest[2])
+            core.tell(core.heard.pass_ended, one, one.model.ref(), rest[:2], rest[2])
         core.own_ns += now_ns() - start
 
     def _mark_when_trained(self, one: Pass, tensor: Tensor, slot: int) -> None:
@@ -247,8 +257,11 @@ class PassWatch:
         def arrived(gradient: Tensor | None) -> None:  # cuDNN's RNN hands None for a state nobody used
             if not self.core.on or gradient is None:
                 return
-            if one.entry_module is not None and gradient.numel() * gradient.element_size() <= ARRIVED_BYTES:
+            size = gradient.numel() * gradient.element_size()
+            room = min(ARRIVED_BYTES, ARRIVED_IN_ALL - self._arrived_bytes)
+            if one.entry_module is not None and size <= room:
                 one.arrived = {**(one.arrived or {}), slot: gradient}
+                self._arrived_bytes += size
             if not one.trained:
                 one.trained = True
                 recorder.call(Call.PASS_TRAIN, one.model.site, pass_id=one.id)
@@ -301,7 +314,7 @@ class PassWatch:
             _forget(one)
         self.current.clear()
         self.light.clear()
-        self._recorded_bytes = 0
+        self._recorded_bytes = self._arrived_bytes = 0
 
     def finish(self) -> None:
         for one in self.open:

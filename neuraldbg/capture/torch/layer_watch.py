@@ -14,6 +14,7 @@ from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 from neuraldbg.records import Kind, Phase
+from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
 Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
@@ -25,6 +26,7 @@ class LayerWatch:
         self.quick = quick
         self._hook = hook
         self.last_backward: list[Arrival | None] = [None]
+        self._gradient_arrived = core.guard.shield("gradients")(self._gradient)
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
 
     def seen(self, module: nn.Module, one: Pass, times: Times, values: Any, depth: int) -> None:
@@ -59,8 +61,7 @@ class LayerWatch:
         if one.looked:
             for observe in core.on_look:
                 observe(layer, one, values)
-            for notice in core.moments.layer_run:
-                notice(module, layer, one, values)
+            core.tell(core.moments.layer_run, module, layer, one, values)
         core.own_ns += now_ns() - begin
 
     def mark_packed(self, outputs: list[Tensor]) -> None:
@@ -94,39 +95,42 @@ class LayerWatch:
             return
         core.read_bytes += size
         step = recorder.step
-        core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
+        if tensor.is_cuda:
+            kind, phase, slot, pass_id = where
+            core.measure(tensor, site, (step, site, pass_id, KIND_CODE[kind], PHASE_CODE[phase], slot))
+        else:
+            core.measure(tensor, site, lambda measured: recorder.stats(site, where, measured, step=step))
 
     def _watch_gradient(self, tensor: Tensor, layer: Layer, slot: int, one: Pass) -> None:
-        core = self.core
-
-        def observe(gradient: Tensor) -> None:
-            begin = now_ns()
-            if self.quick.one is one:
-                self._beside_quick(gradient, layer, slot, one, begin)
-                return
-            last = self.last_backward[0]
-            if layer.leaf:  # the output of a container is that of its last layer, whose time this is
-                mark = core.device.mark() if gradient.is_cuda else None
-                if last is not None:
-                    self._charge_backward(last, begin, mark)
-            self.stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
-            for notice in core.on_gradient:
-                notice(layer, slot, one, gradient)
-            end = now_ns()
-            core.own_ns += end - begin
-            if layer.leaf:
-                mark = core.device.mark() if gradient.is_cuda else None
-                self.last_backward[0] = (layer, end - core.held_ns, one, mark)
-            elif last is not None:
-                self.last_backward[0] = (last[0], last[1] + end - begin, *last[2:])  # our own time is nobody's
-
-        shielded = core.guard.shield("gradients")(observe)
+        core, observe = self.core, self._gradient_arrived
 
         def arrived(gradient: Tensor | None) -> None:  # cuDNN's RNN hands None for a state nobody used
             if core.on and gradient is not None:
-                shielded(gradient)
+                observe(gradient, layer, slot, one)
 
         self._hook(tensor, arrived)
+
+    def _gradient(self, gradient: Tensor, layer: Layer, slot: int, one: Pass) -> None:
+        core = self.core
+        begin = now_ns()
+        if self.quick.one is one:
+            self._beside_quick(gradient, layer, slot, one, begin)
+            return
+        last = self.last_backward[0]
+        if layer.leaf:  # the output of a container is that of its last layer, whose time this is
+            mark = core.device.mark() if gradient.is_cuda else None
+            if last is not None:
+                self._charge_backward(last, begin, mark)
+        self.stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
+        for notice in core.on_gradient:
+            notice(layer, slot, one, gradient)
+        end = now_ns()
+        core.own_ns += end - begin
+        if layer.leaf:
+            mark = core.device.mark() if gradient.is_cuda else None
+            self.last_backward[0] = (layer, end - core.held_ns, one, mark)
+        elif last is not None:
+            self.last_backward[0] = (last[0], last[1] + end - begin, *last[2:])  # our own time is nobody's
 
     def _beside_quick(self, gradient: Tensor, layer: Layer, slot: int, one: Pass, begin: int) -> None:
         """One of a pass whose other layers C sees, which keeps their times."""

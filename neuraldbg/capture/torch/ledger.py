@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.core import Core, cannot_look
+from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.updates import UpdateWatch, _number
 from neuraldbg.records import Call
 
@@ -54,9 +54,10 @@ class Ledger:
             finally:
                 self._inside -= 1
             if self._inside == 0:
-                with core.own_time():
-                    self._looked()  # a scheduler that stepped before this call is written down before it
-                    write(result, *args, **kwargs)
+                start = now_ns()
+                self._looked()  # a scheduler that stepped before this call is written down before it
+                write(result, *args, **kwargs)
+                core.own_ns += now_ns() - start
             return result
 
         return call

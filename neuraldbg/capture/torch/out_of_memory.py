@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -28,7 +27,7 @@ class OutOfMemoryNotes:
         shield = self.core.guard.shield("what memory ran out of")
         self._note = shield(self._write)
         capture.passes.end = self._after_pass(capture.passes.end)
-        capture.backward._inside = self._around(capture.backward._inside)  # type: ignore[method-assign]
+        capture.backward._over = self._after_backward(capture.backward._over)  # type: ignore[method-assign]
         self.core.take_part("ending", "what memory ran out of", self._ending)
 
     def _after_pass(self, end: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,16 +38,12 @@ class OutOfMemoryNotes:
 
         return ended
 
-    def _around(self, inside: Callable[[], Any]) -> Callable[[], Any]:
-        @contextmanager
-        def watched() -> Iterator[None]:
-            with inside():
-                try:
-                    yield
-                except (RuntimeError, MemoryError) as error:
-                    if is_out_of_memory(error):
-                        self._note(str(error), "backward")
-                    raise
+    def _after_backward(self, over: Callable[[], None]) -> Callable[[], None]:
+        def watched() -> None:
+            error = sys.exc_info()[1]
+            if is_out_of_memory(error):
+                self._note(str(error), "backward")
+            over()
 
         return watched
 

@@ -98,14 +98,25 @@ class PassRecord:
     backwards_before: int
 
     @classmethod
-    def take(cls, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, backwards: int) -> PassRecord:
-        with torch.no_grad():
-            buffers = {name: buffer.detach().clone() for name, buffer in root.named_buffers()}
+    def take(
+        cls,
+        root: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        backwards: int,
+        buffers: dict[str, Tensor] | None = None,
+        training: tuple[bool, ...] | None = None,
+    ) -> PassRecord:
+        """`buffers` and `training`: copies of them, where somebody has made some."""
+        if buffers is None:
+            with torch.no_grad():
+                buffers = {name: buffer.detach().clone() for name, buffer in root.named_buffers()}
         return cls(
             rng=RngState.take(),
             args=map_tensors(args, _keep),
             kwargs=map_tensors(kwargs, _keep),
-            training=tuple(module.training for module in root.modules()),
+            training=tuple(module.training for module in root.modules()) if training is None else training,
             buffers=buffers,
             autocast=tuple(_autocast(kind) for kind in ("cpu", "cuda")),
             grad_enabled=torch.is_grad_enabled(),
@@ -132,8 +143,8 @@ class LightRecord:
 
     __slots__ = ("autocast", "inputs", "rng")
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.rng = torch.get_rng_state()
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> None:
+        self.rng = torch.get_rng_state() if random else None
         self.inputs = (_weakly(args), _weakly(kwargs) if kwargs else {})
         casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self.autocast = tuple(_autocast(kind) for kind in ("cpu", "cuda")) if casting else None
@@ -146,7 +157,8 @@ class LightRecord:
         args, kwargs = map_leaves(self.inputs, WeakValue, lambda leaf: leaf.ref())
         now = PassRecord.take(root, args, kwargs, backwards=0)
         autocast = self.autocast or tuple(replace(one, enabled=False) for one in now.autocast)
-        return replace(now, rng=replace(now.rng, torch_cpu=self.rng), autocast=autocast, grad_enabled=True)
+        rng = now.rng if self.rng is None else replace(now.rng, torch_cpu=self.rng)
+        return replace(now, rng=rng, autocast=autocast, grad_enabled=True)
 
 
 class WeakValue:
@@ -175,6 +187,7 @@ class Pass:
     source: int
     sampled: bool
     looked: bool = False  # evidence is gathered of it as well
+    followed: bool = True  # its layers could be stopped at from the first on
     own_before: int = 0  # our own time when it began
     updates_seen: int = 0
     trained: bool = False

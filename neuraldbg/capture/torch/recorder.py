@@ -21,6 +21,7 @@ from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE
 _NAN = float("nan")
 MOST_FILES = 32  # that are kept at a time
 LONGEST_FILE = 200_000  # characters
+_now = time.time_ns
 _CALL = {call: CALL_CODE[call] for call in Call}
 
 
@@ -121,25 +122,21 @@ class Recorder:
     def call(
         self, call: Call, site: int = -1, *, value: float = _NAN, aux: float = _NAN, source: int = -1, **rest: int
     ) -> int:
-        seq = self.next_seq()
-        row = (
-            rest.get("at_step", self.step),
-            seq,
-            site,
-            rest.get("pass_id", -1),
-            _CALL[call],
-            value,
-            aux,
-            rest.get("digest", 0),
-            source,
-        )
-        self.staging.calls((*row, time.time_ns(), rest.get("duration_ns", -1)))
+        seq, step, pass_id, digest, duration = self.next_seq(), self.step, -1, 0, -1
+        if rest:
+            get = rest.get
+            step, pass_id = get("at_step", step), get("pass_id", -1)
+            digest, duration = get("digest", 0), get("duration_ns", -1)
+        self.staging.calls((step, seq, site, pass_id, _CALL[call], value, aux, digest, source, _now(), duration))
         return seq
 
     def scalar(self, name: str, value: float, *, step: int | None = None, pass_id: int = -1) -> None:
         when = self.step if step is None else step
         self.latest[name] = value
-        self.staging.scalars((when, self.next_seq(), self.series(name), pass_id, value, time.time_ns()))
+        series = self._series.get(name)
+        if series is None:
+            series = self.series(name)
+        self.staging.scalars((when, self.next_seq(), series, pass_id, value, _now()))
 
     def stats(
         self, site: int, where: tuple[Kind, Phase, int, int], measured: Measured, *, step: int | None = None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuraldbg.capture.kernels.host import measured_each, moved_each
 from neuraldbg.capture.torch.core import Core, now_ns
+from neuraldbg.capture.torch.device import Head
 from neuraldbg.capture.torch.earlier import TURN_BYTES, EarlierValues
 from neuraldbg.capture.torch.stats import Measured, measurable, plain
 from neuraldbg.records import Kind, Phase
+from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 TOO_LARGE = f"updates of parameters above {TURN_BYTES >> 20} MB are not measured under a budget (--budget full does)"
 _Kept = list[tuple[int, Tensor, Tensor | None]]  # site, parameter, value before the step
@@ -51,7 +56,7 @@ class Sweep:
     @torch.no_grad()
     def before(self, parameters: Iterable[Tensor], *, norm_too: bool = False) -> _Kept:
         found = self.sites(parameters)
-        if not norm_too or not self._gradients_by_c(found, rows=True):
+        if not norm_too or not (self._gradients_by_c(found, rows=True) or self._gradients_on_device(found)):
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
@@ -82,7 +87,7 @@ class Sweep:
         """Parameters on a device, or of a kind that the host's kernel cannot read."""
         self._stats_of_all([(site, parameter) for site, parameter, _ in kept], Kind.PARAMETER)
         moved = [(site, p, b) for site, p, b in kept if b is not None and b.shape == p.shape and b.device == p.device]
-        wanted = [(parameter, self._writer(site, Kind.UPDATE)) for site, parameter, _ in moved]
+        wanted = [(parameter, self._head(site, Kind.UPDATE)) for site, parameter, _ in moved]
         if not self.core.device.stats_of_all(wanted, [before for _, _, before in moved]):
             for site, parameter, before in moved:
                 self._stats(plain(parameter) - plain(before), site, Kind.UPDATE)
@@ -112,6 +117,21 @@ class Sweep:
             self.core.recorder.scalar("grad_norm", norm)
             self.core.budget.watch_cost(now_ns() - start)
         return True
+
+    def _gradients_on_device(self, found: list[tuple[int, Tensor]]) -> bool:
+        """The same where all of them are on one device: one launch, and the norm comes from its rows."""
+        if self.keep_norms or self.core.tree.unwanted:
+            return False
+        wanted = [(p.grad, self._head(site, Kind.GRADIENT)) for site, p in found if p.grad is not None]
+        if not all(gradient.is_cuda and _counted(gradient) for gradient, _ in wanted):
+            return False
+        recorder = self.core.recorder
+        step = recorder.step
+
+        def together(rows: NDArray[np.float64]) -> None:
+            recorder.scalar("grad_norm", norm_of(rows), step=step)
+
+        return self.core.device.stats_of_all(wanted, together=together)
 
     @torch.no_grad()
     def watch_norm(self, parameters: Iterable[Tensor]) -> None:
@@ -154,12 +174,15 @@ class Sweep:
                 self._write(site, kind, row)
             else:
                 left.append((site, tensor))
-        if left and not self.core.device.stats_of_all([(tensor, self._writer(site, kind)) for site, tensor in left]):
+        if left and not self.core.device.stats_of_all([(tensor, self._head(site, kind)) for site, tensor in left]):
             for site, tensor in left:
                 self._stats(tensor, site, kind)
 
     def _stats(self, tensor: Tensor, site: int, kind: Kind) -> None:
         self.core.measure(tensor, site, self._writer(site, kind))
+
+    def _head(self, site: int, kind: Kind) -> Head:
+        return (self.core.recorder.step, site, -1, KIND_CODE[kind], PHASE_CODE[Phase.UPDATE], 0)
 
     def _writer(self, site: int, kind: Kind) -> Callable[[Measured], None]:
         step = self.core.recorder.step
@@ -167,6 +190,13 @@ class Sweep:
 
     def _write(self, site: int, kind: Kind, measured: Measured, step: int | None = None) -> None:
         self.core.recorder.stats(site, (kind, Phase.UPDATE, 0, -1), measured, step=step)
+
+
+def norm_of(rows: NDArray[np.float64]) -> float:
+    """Of all values together, from the rows that a device made of each tensor: those hold finite values only."""
+    if rows[:, 7].any():
+        return math.nan
+    return math.inf if rows[:, 8].any() else float(np.sqrt(np.square(rows[:, 5]).sum()))
 
 
 def _counted(gradient: Tensor) -> bool:

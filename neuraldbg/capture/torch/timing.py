@@ -17,6 +17,7 @@ from neuraldbg.capture.resources import device_total_bytes, machine
 from neuraldbg.capture.torch.clock import Clock, Point
 from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.flops import flops_of
+from neuraldbg.capture.torch.launches import Launches
 from neuraldbg.capture.torch.memory import LayerMemory
 from neuraldbg.capture.torch.out_of_memory import OutOfMemoryNotes
 from neuraldbg.capture.torch.passes import Pass, tensors
@@ -60,6 +61,7 @@ class Timing(Clock):
         capture.passes.begin = self._criteria_noticed(capture.passes.begin)
         self._arrived = core.guard.inside("times of backwards")(self._comes_to)  # touches no tensor
         core.take_part("pass_begun", "times of passes", self._pass_begun)
+        self.launches = Launches(core)
         self.memory: LayerMemory | None = None
         if capture.options.memory:
             self.memory = LayerMemory(capture)
@@ -144,7 +146,14 @@ class Timing(Clock):
             self._row(self.core.recorder.step, row, (start, duration, host, device))
             return
         step = self.core.recorder.step
-        self.core.device.elapsed(*marks, lambda ns: self._row(step, row, (start, ns, host, device)))
+
+        def took(ns: int) -> None:
+            self._row(step, row, (start, ns, host, device))
+
+        if one.phase is Phase.FORWARD:
+            self.launches.called(layer.site, marks, took)
+        else:
+            self.core.device.elapsed(*marks, took)
 
     def _row(self, step: int, where: tuple[int, int, int, int], measured: tuple[int, int, int, int]) -> None:
         """`where` = site, pass, phase, depth; `measured` = start, duration, bytes on host and device (-1: unknown)."""

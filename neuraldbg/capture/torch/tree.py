@@ -63,6 +63,8 @@ class Model:
     wrapper: str | None = None
     lazy: bool = False  # some parameters get their shape in the first pass
     rebuilt: bool = False
+    random: bool | None = None  # whether its passes draw random numbers on the host; None = not seen yet
+    mode: tuple[bool, bool] | None = None  # of its last pass: with gradients, in training mode
     sites: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind of site, path) -> site
 
 

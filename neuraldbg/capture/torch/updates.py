@@ -186,8 +186,7 @@ class UpdateWatch:
             self.sweep.note_missing(one.site, owned(optimizer))
         for notice in self.before_update:
             notice()
-        for begun in core.heard.update_begun:
-            begun(optimizer, one)
+        core.tell(core.heard.update_begun, optimizer, one)
         local.step_start = now_ns()
         core.own_ns += local.step_start - begin
         local.own_before = core.own_ns
@@ -209,8 +208,7 @@ class UpdateWatch:
         if local.kept is not None:
             self.sweep.after(local.kept)
             local.kept = None
-        for notice in core.heard.update_done:
-            notice(optimizer, one)
+        core.tell(core.heard.update_done, optimizer, one)
         one.updates += 1
         self.stepped += 1
         self._fingerprint.clear()

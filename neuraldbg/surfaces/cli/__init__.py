@@ -24,6 +24,7 @@ COMMANDS = {
     "explain": "Explain a diagnosis, or list them all.",
     "inspect": "List the layers of a run, or show one.",
     "whatif": "Try the cures of a run, one at a time.",
+    "replay": "Make any step of a recorded run again.",
     "determinism": "Run a script twice and name what differs.",
     "compare": "Put two runs side by side.",
     "export": "Write a run as one file: JSON, CSV, ZIP, HTML, a trace.",

@@ -75,6 +75,8 @@ class DebugCommand(click.Command):
     type=click.IntRange(min=0),
     help="Check every operation from this update on: names the line.",
 )
+@click.option("--record", metavar="MODE", help="full: keep what `neural replay` needs to make any step again; off.")
+@click.option("--record-memory", metavar="SIZE", help="Most that a recording takes.  [default: 512MB]")
 @click.option("--max-disk", metavar="SIZE", help="Most disk a run may take.  [default: 2GB]")
 @click.option("--export", metavar="FILE", help="Write the session as JSON when the run is over.")
 @click.option(
@@ -127,7 +129,8 @@ def model_of(target: str, options: dict[str, Any]) -> Any:
 def _config(options: dict[str, Any]) -> Config:
     from neuraldbg.config import load_config
 
-    flags = {name: options[name] for name in ("headless", "host", "port", "out", "budget", "max_disk", "fail_on")}
+    taken = ("headless", "host", "port", "out", "budget", "max_disk", "fail_on", "record", "record_memory")
+    flags = {name: options[name] for name in taken}
     flags["dashboard.enabled"] = options["dashboard"]
     flags["dashboard.theme"] = options["theme"]
     flags["dashboard.browser"] = False if options["no_browser"] else None
@@ -161,6 +164,7 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             budget=str(config.budget),
             layers=config.layers,
             max_disk_bytes=config.max_disk,
+            record_bytes=config.record_memory if config.record == "full" else 0,
             export=export,
             json=options["as_json"],
             live=live,

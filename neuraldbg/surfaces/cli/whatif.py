@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from neuraldbg.errors import UsageError
 from neuraldbg.surfaces.cli.progress import progress
-
-if TYPE_CHECKING:
-    from neuraldbg.records import RunInfo
+from neuraldbg.surfaces.cli.rerunning import check, confirm, tell_if_changed
 
 UPDATES = 300  # of an arm, where nobody says how many
 SLOWER = 4.0  # times the duration of the run: an arm may take that long
@@ -45,10 +41,11 @@ def command(run: str | None, **options: Any) -> int:
     run_dir, trace = open_run(run)
     summary = summarise(trace)
     trace.close()
-    _check(summary.run, run_dir)
+    check(summary.run, run_dir)
     if not options["wanted"] and not _worth_trying(summary.findings):
         return _nothing(summary, as_json=options["as_json"])
-    _confirm(summary.run, ask=not options["yes"] and sys.stdin.isatty() and sys.stdout.isatty())
+    tell_if_changed(summary.run)
+    confirm(summary.run, times="several times", yes=options["yes"])
     asked = Asked(
         tuple(options["wanted"]),
         options["steps"] or min(summary.steps or UPDATES, UPDATES),
@@ -95,19 +92,6 @@ def _list_changes(*, as_json: bool) -> int:
     return 0
 
 
-def _check(run: RunInfo, run_dir: Path) -> None:
-    if run_dir.is_file():
-        raise UsageError(f"{run_dir} is a packed run; unpack it where its script is, then ask again")
-    if not run.command or not run.script:
-        raise UsageError(f"{run_dir.name} was not started by `neural debug`: there is no script to run again")
-    if run.script.endswith((".neural", ".nr", ".rnr")):
-        raise UsageError(f"{run_dir.name} is the run of a .neural file; whatif runs Python scripts")
-    if run.cwd is None or not Path(run.cwd).is_dir():
-        raise UsageError(f"the working directory of the run is gone: {run.cwd}")
-    if run.command[0] != "-m" and not (Path(run.cwd) / run.script).is_file():
-        raise UsageError(f"the script of the run is gone: {Path(run.cwd) / run.script}")
-
-
 def _worth_trying(findings: Any) -> bool:
     from neuraldbg.replay.candidates import candidates
 
@@ -122,24 +106,6 @@ def _nothing(summary: Any, *, as_json: bool) -> int:
     why = f"no experiment is known for {found[0]}" if found else "nothing was found that a change could cure"
     click.echo(f"Nothing to try: {why}. A change of your own: neural whatif --change 'lr x0.1'  (--list names them)")
     return 0
-
-
-def _confirm(run: RunInfo, *, ask: bool) -> None:
-    """The script is run again: whoever is at the terminal sees what it wrote the first time, and agrees."""
-    from neuraldbg.replay.scratch import written_since
-
-    began = datetime.fromisoformat(run.started).timestamp()
-    wrote = written_since(Path(run.cwd or "."), began, began + (run.duration_s or 0.0))
-    changed = Path(run.cwd or ".") / (run.script or "")
-    if changed.is_file() and changed.stat().st_mtime > began:
-        click.echo(f"neuraldbg: {run.script} was changed after the run; it is tried as it is now", err=True)
-    if not ask:
-        return
-    click.echo(f"This runs {' '.join(run.command)} several times, in a copy of {run.cwd}.")
-    if wrote:
-        click.echo(f"The first time it wrote: {', '.join(wrote[:8])}{' ...' if len(wrote) > 8 else ''}")
-    click.echo("Files go to the copy, trackers are off; the network and other places on disk are not held.")
-    click.confirm("Go on?", default=True, abort=True)
 
 
 def _show(found: dict[str, Any], run_dir: Path) -> None:

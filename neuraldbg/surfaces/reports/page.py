@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from neuraldbg.analysis import profile
 from neuraldbg.analysis.findings import strict
+from neuraldbg.analysis.profile_report import profile_of
+from neuraldbg.analysis.profile_views import views_of
 from neuraldbg.analysis.tried import read_tried
 from neuraldbg.config.installation import own_version
 from neuraldbg.config.schema import CHARTS
@@ -163,6 +165,7 @@ def answers(run: ServedRun, room: Room) -> dict[str, Any]:
             "/api/whatif": {"tried": read_tried(trace.path)},
             "/api/summary": _slowest(trace),
             "/api/resources": data.resources(trace, (None, None), POINTS // 2),
+            "/api/profile": strict({"views": views_of(profile_of(trace), profile.resources(trace))}),
             **{f"/api/series?metric={name}": _series(trace, name) for name in data.series_names(trace)},
         }
         histograms = _histograms(trace, layers, frames, room)

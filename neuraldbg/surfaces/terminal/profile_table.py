@@ -68,6 +68,9 @@ def _layer_lines(rows: Sequence[Profile], width: int) -> Iterator[tuple[str, str
     for row in rows:
         yield _line(_cells(row), widths), None
     yield "ms: self and total are of one step, fwd and bwd of one call", "dim"
+    late = sum(1 for row in rows if (row["late_share"] or 0.0) > 0.5)
+    if late:
+        yield f"{late} of these waited for the host to launch them, and take less: device_ms in --json", "dim"
 
 
 def _cells(row: Profile) -> dict[str, str]:
@@ -121,6 +124,7 @@ def _memory_lines(told: Profile) -> Iterator[tuple[str, str | None]]:
         ("activation_bytes", "kept for backward"),
         ("peak_rss_bytes", "process, most"),
         ("peak_device_bytes", "device, most"),
+        ("peak_reserved_bytes", "device, reserved"),
     ):
         if memory[name] is not None:
             yield f"{label:<18}{size(memory[name]):>10}", None

@@ -1,26 +1,30 @@
 """`(neural)`: what a breakpoint opens at the trainer's own terminal, as pdb does.
 
-It runs in the held training thread, so an expression sees the user's variables as they are. While nothing is typed, the
-page or a curl line may let the run go on just as well.
+It runs in the held training thread, so an expression sees the user's variables as they are. The page or a curl line may
+ask for tensors and let the run go on just as well, also while a line is half typed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import codecs
 import os
 import select
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, TextIO
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from neuraldbg.control.breakpoints import split_break
 from neuraldbg.control.gate import Gate
-from neuraldbg.errors import NeuralDbgError, NotPaused, UsageError
+from neuraldbg.errors import ConditionError, NeuralDbgError, NotPaused, UsageError
 from neuraldbg.records import Stop
+from neuraldbg.surfaces.terminal.editor import LineEditor
 from neuraldbg.surfaces.terminal.tensor_picture import tensor_lines
 
 PROMPT = "(neural) "
+TICK_S = 0.1
+MOST_OFFERS = 60
 HELP = """\
 c            continue                  n          run to the next layer
 s            run to the next step      q          leave the training, as Ctrl-C
@@ -37,23 +41,25 @@ class TerminalPrompt:
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
         self._last = ""
+        self._editor = LineEditor(PROMPT)
 
     def __call__(self, gate: Gate, stop: Stop, reasons: list[str]) -> None:
-        self._print(f"paused {stop.title()}: {'; '.join(reasons)}")
-        with _completion(lambda: self._names(gate)):
+        """EOF lets the training go on; so does a terminal that is gone, and then nobody is asked there any more."""
+        try:
+            self._print(f"paused {stop.title()}: {'; '.join(reasons)}")
+            self._editor.words = lambda first: sorted(_ACTS) if first else [*self._names(gate), *_KINDS]
             while not gate.open:
                 line = self._line(gate)
                 if line is None:
-                    self._left(gate)
-                    return
-                self._do(line or self._last, gate, stop)
-
-    def _left(self, gate: Gate) -> None:
-        if gate.open:
-            self._print("continued from elsewhere")
-        else:
-            self._print("training goes on")
-            gate.resume()
+                    self._print("continued from elsewhere")
+                else:
+                    self._do(line or self._last, gate, stop)
+        except EOFError:
+            with suppress(NotPaused):  # somebody else was quicker
+                gate.resume()
+            self._print("\ntraining goes on")
+        except (OSError, ValueError):
+            gate.leave_alone()
 
     def _do(self, line: str, gate: Gate, stop: Stop) -> None:
         word, _, rest = line.strip().partition(" ")
@@ -67,6 +73,8 @@ class TerminalPrompt:
             return
         try:
             act(self, gate, stop, rest)
+        except ConditionError as error:
+            self._print(f"{error}\n{error.caret()}")
         except NeuralDbgError as error:
             self._print(str(error))
         except Exception as error:  # noqa: BLE001  an answer that fails must not cost the breakpoints
@@ -163,30 +171,35 @@ class TerminalPrompt:
         return [] if resolve is None else list(dict.fromkeys(resolve(pattern).values()))
 
     def _line(self, gate: Gate) -> str | None:
-        """What is typed; None when the gate was opened elsewhere or the terminal is gone."""
-        plain = not (sys.stdin.isatty() and sys.stdout.isatty())
-        if plain:
-            print(PROMPT, end="", file=self._out, flush=True)
-        else:
-            print(PROMPT, end="", flush=True)
-        if not self._wait_for_key(gate, plain=plain):
-            return None
-        if not plain:
-            print("\r", end="", flush=True)
-        try:
-            return input("" if plain else PROMPT)
-        except EOFError:
-            return None
-
-    def _wait_for_key(self, gate: Gate, *, plain: bool) -> bool:
-        """Serves requests until a key is pressed: from then on the line editor has the terminal. Without an editor
-        (`plain`) the terminal itself echoes what is typed, and hands over whole lines."""
-        with nullcontext() if plain else _single_keys():
+        """What is typed; None when the gate was opened elsewhere. Requests are served while somebody types."""
+        if not hasattr(os, "tcgetpgrp"):
+            return input(PROMPT)  # a system without such terminals
+        editor, columns = self._editor, shutil.get_terminal_size().columns
+        editor.begin()
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with _single_keys() as descriptor:
+            self._write(editor.picture(columns))
             while not gate.open:
-                if select.select([sys.stdin], [], [], 0.1)[0]:
-                    return True
                 gate.work(0)
-        return False
+                if not select.select([descriptor], [], [], TICK_S)[0]:
+                    continue
+                typed = os.read(descriptor, 1)  # the rest is for whoever reads next, perhaps the script
+                if not typed:
+                    raise OSError("the terminal is gone")
+                for letter in decoder.decode(typed):
+                    line = editor.press(letter)
+                    if line is not None:
+                        self._write("\n")
+                        return line
+                if editor.offers:
+                    self._write("\n" + "  ".join(editor.offers[:MOST_OFFERS]) + "\n")
+                self._write(editor.picture(columns))
+        self._write("\n")
+        return None
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
 
     def _print(self, text: str) -> None:
         print(text, file=self._out, flush=True)
@@ -241,58 +254,21 @@ def _first_kind(stop: Stop) -> str:
     return next((kind for kind in ("output", "gradient", "weight") if kind in found), "output")
 
 
-def _terminal_mode() -> list[Any] | None:
-    """None where there is no terminal to set."""
-    try:
-        import termios
-    except ImportError:
-        return None
-    try:
-        return termios.tcgetattr(sys.stdin.fileno())
-    except (termios.error, OSError, ValueError, AttributeError):
-        return None
-
-
 @contextmanager
-def _single_keys() -> Iterator[None]:
-    """Let `select` see the first key of a line and not only its end. Nothing is read, so no key is lost."""
-    before = _terminal_mode()
-    if before is None:
-        yield
-        return
+def _single_keys() -> Iterator[int]:
+    """The terminal hands over every key as it is pressed, and echoes none. Ctrl-C stays a signal."""
     import termios
 
     descriptor = sys.stdin.fileno()
-    keys = [*before]
-    keys[3] = before[3] & ~(termios.ICANON | termios.ECHO)
-    termios.tcsetattr(descriptor, termios.TCSANOW, keys)
     try:
-        yield
+        before = termios.tcgetattr(descriptor)
+        keys = [*before]
+        keys[3] = before[3] & ~(termios.ICANON | termios.ECHO)
+        termios.tcsetattr(descriptor, termios.TCSANOW, keys)
+    except termios.error as error:
+        raise OSError(*error.args) from None
+    try:
+        yield descriptor
     finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
-
-
-@contextmanager
-def _completion(names: Callable[[], list[str]]) -> Iterator[None]:
-    """Commands and layer names on Tab; the user's own settings come back afterwards."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
-    before, delimiters = readline.get_completer(), readline.get_completer_delims()
-
-    def complete(text: str, state: int) -> str | None:
-        first = readline.get_begidx() == 0
-        found = [word for word in (sorted(_ACTS) if first else [*names(), *_KINDS]) if word.startswith(text)]
-        return found[state] if state < len(found) else None
-
-    readline.set_completer(complete)
-    readline.set_completer_delims(" ")
-    with contextlib.suppress(OSError, ValueError):
-        readline.parse_and_bind("tab: complete")
-    try:
-        yield
-    finally:
-        readline.set_completer(before)
-        readline.set_completer_delims(delimiters)
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -244,11 +245,18 @@ class Guard:
         return f"{self._policy.cookie}={self._policy.token}; Path=/; HttpOnly; SameSite=Strict"
 
     async def _without_token(self, scope: Scope, send: Send) -> None:
-        """The token is worth a cookie, and then it leaves the address line and the history."""
+        """The token is worth a cookie, and then it leaves the address line and the history. Who was sent here by a file
+        or another page goes on from a page of ours: a strict cookie is not shown where such a one is redirected."""
         rest = urlencode([(name, value) for name, value in _query(scope) if name != "token"])
         place = scope.get("raw_path", b"/").partition(b"?")[0].decode("latin-1")
-        headers = [("location", place + (f"?{rest}" if rest else "")), ("set-cookie", self._set_cookie())]
-        await _respond(send, "http.response", 303, b"", headers)
+        target, cookie = place + (f"?{rest}" if rest else ""), ("set-cookie", self._set_cookie())
+        if Headers(scope=scope).get("sec-fetch-site") in ("cross-site", "same-site"):
+            page = (
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(target)}"><title>NeuralDbg</title>'
+            )
+            await _respond(send, "http.response", 200, page.encode(), [("content-type", "text/html"), cookie])
+            return
+        await _respond(send, "http.response", 303, b"", [("location", target), cookie])
 
 
 def _is_page(scope: Scope) -> bool:

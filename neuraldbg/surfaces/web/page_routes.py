@@ -80,6 +80,15 @@ def ranks(run: Run) -> StrictJSON:
         return StrictJSON({"ranks": inspector.rank_entries(trace)})
 
 
+@router.get("/api/whatif", responses=OF_A_RUN, summary="Changes that were tried on a run, and what became of each")
+def whatif(run: Run) -> StrictJSON:
+    """`tried`: as `neural whatif --json` tells it, null where nothing was; `command`: what tries the cures."""
+    from neuraldbg.analysis.tried import read_tried
+
+    with run.reading() as trace:
+        return StrictJSON({"tried": read_tried(trace.path), "command": run.command("whatif")})
+
+
 @router.get("/api/anomalies", responses=OF_A_RUN, summary="Samples unlike those before them, by layer and by step")
 def anomalies(run: Run) -> StrictJSON:
     return StrictJSON(run.anomalies())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -103,6 +104,10 @@ class ServedRun:
         self._follow_lock = threading.Lock()
         self._line: TrainerLine | None = None
         self._judge = judgement.Judge()
+
+    def command(self, name: str) -> str:
+        """What to type for it at a terminal, wherever that is."""
+        return f"neural {name} {shlex.quote(str(self.path.absolute()))}"
 
     @contextmanager
     def following(self) -> Iterator[Trace]:

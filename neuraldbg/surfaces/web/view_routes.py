@@ -65,7 +65,7 @@ def run_(run: Run) -> StrictJSON:
     state = run.state()
     with run.reading() as trace:
         entry = {**inspector.run_entry(trace, run.name), **inspector.run_details(trace)}
-    return StrictJSON({**entry, "state": state["state"], "where": state})
+    return StrictJSON({**entry, "state": state["state"], "where": state, "again": run.command("view")})
 
 
 @router.get("/api/series", summary="A metric of a layer, or a named series, over the steps")
@@ -205,20 +205,21 @@ def summary(run: Run, limit: Annotated[int, Query(ge=1, le=10_000)] = 10) -> Str
 
 @router.get(
     "/api/profile",
-    summary="Where the time and memory went: phases, layers, bottlenecks, leaks; format=html as a page",
+    summary="Where the time and memory went: phases, layers, bottlenecks, leaks; format=views or html",
     response_class=Response,
     responses={200: {"content": {"application/json": {}, "text/html": {}}}},
 )
-def profile_(run: Run, form: Annotated[Literal["json", "html"], Query(alias="format")] = "json") -> Response:
+def profile_(run: Run, form: Annotated[Literal["json", "views", "html"], Query(alias="format")] = "json") -> Response:
     from neuraldbg.analysis.findings import strict
     from neuraldbg.analysis.profile_report import profile_of
+    from neuraldbg.analysis.profile_views import views_of
     from neuraldbg.surfaces.reports.profile_page import html_of
 
     with run.reading() as trace:
-        told = profile_of(trace)
-        if form == "json":
-            return StrictJSON(strict(told))
-        return Response(html_of(told, profile.resources(trace)), media_type="text/html; charset=utf-8")
+        told, used = profile_of(trace), profile.resources(trace)
+    if form == "html":
+        return Response(html_of(told, used), media_type="text/html; charset=utf-8")
+    return StrictJSON(strict({"views": views_of(told, used)} if form == "views" else told))
 
 
 @router.get("/api/resources", summary="Memory, processor and devices over the steps")

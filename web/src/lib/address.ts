@@ -50,3 +50,8 @@ export function written(now: Address): string {
   const text = new URLSearchParams(known.map(([name, value]) => [name, String(value)])).toString();
   return text ? `?${text}` : "";
 }
+
+/** What a browser may refuse (in a private window, in a file, when asked too often): the page goes on without. */
+export function tried<T>(action: () => T): T | null {
+  try { return action(); } catch { return null; }
+}

@@ -1,24 +1,20 @@
 /** One table for what the keys do and for the sheet that says so. */
 import { session } from "./session.svelte";
 
-export interface Key {
-  key: string;
-  does: string;
-  act: () => void;
-}
+const move = (key: string, by: number, does: string) => ({ key, does, held: true, act: () => session.goto(session.step + by) });
 
-export const KEYS: Key[] = [
+export const KEYS: { key: string; does: string; act: () => void; held?: boolean }[] = [ // held: again while it is kept down
   { key: "p", does: "pause at the next layer", act: () => void session.control("pause") },
   { key: "c", does: "continue", act: () => void session.control("continue") },
   { key: "n", does: "run the next layer", act: () => void session.control("step", "layer") },
   { key: "s", does: "run the next step", act: () => void session.control("step", "step") },
   { key: "b", does: "break on the selected layer", act: () => void (session.layer && session.breakAt(session.layer)) },
-  { key: "j", does: "next layer", act: () => session.nextLayer(1) },
-  { key: "k", does: "layer before", act: () => session.nextLayer(-1) },
-  { key: "[", does: "one step back", act: () => session.goto(session.step - 1) },
-  { key: "]", does: "one step on", act: () => session.goto(session.step + 1) },
-  { key: "{", does: "100 steps back", act: () => session.goto(session.step - 100) },
-  { key: "}", does: "100 steps on", act: () => session.goto(session.step + 100) },
+  { key: "j", does: "next layer", held: true, act: () => session.nextLayer(1) },
+  { key: "k", does: "layer before", held: true, act: () => session.nextLayer(-1) },
+  move("[", -1, "one step back"),
+  move("]", 1, "one step on"),
+  move("{", -100, "100 steps back"),
+  move("}", 100, "100 steps on"),
   { key: "End", does: "follow the newest step (LIVE)", act: () => session.goto(null) },
   { key: "f", does: "next finding", act: () => session.nextFinding() },
   { key: "/", does: "search a layer", act: search },
@@ -33,28 +29,21 @@ export const GOES = {
 function search(): void {
   const field = () => document.querySelector<HTMLInputElement>("[data-search]");
   if (!field()) session.show("overview");
-  if (field()) field()?.focus();
-  else requestAnimationFrame(() => field()?.focus());
+  requestAnimationFrame(() => field()?.focus());
 }
 
-const NEVER = -Infinity;
-let going = NEVER; // when g was pressed
+let going = -Infinity; // when g was pressed
+
+const TYPING = "textarea, select, dialog, [contenteditable], input:not([type=range]):not([type=checkbox])";
 
 /** True where the key meant something. Keys typed into a field, or held with a modifier, are not ours. */
-export function pressed(event: KeyboardEvent): boolean {
-  const target = event.target as HTMLElement;
-  const typing = target.closest("textarea, select, dialog, [contenteditable], input:not([type=range]):not([type=checkbox])");
-  if (typing || event.ctrlKey || event.metaKey || event.altKey) return false;
-  if (performance.now() - going < 1500 && event.key in GOES) {
-    going = NEVER;
-    session.show(GOES[event.key as keyof typeof GOES]);
-    return true;
-  }
-  if (event.key === "g") {
-    going = performance.now();
-    return true;
-  }
-  const known = KEYS.find((one) => one.key === event.key);
-  known?.act();
-  return known !== undefined;
+export function pressed(event: KeyboardEvent, help: () => void): boolean {
+  if ((event.target as HTMLElement).closest(TYPING) || event.ctrlKey || event.metaKey || event.altKey) return false;
+  const known = event.key === "?" ? { act: help, held: false } : KEYS.find((one) => one.key === event.key);
+  const goes = performance.now() - going < 1500 ? GOES[event.key as keyof typeof GOES] : undefined;
+  if (event.repeat && !known?.held) return known !== undefined; // one question a press
+  going = event.key === "g" && !goes ? performance.now() : -Infinity;
+  if (goes) session.show(goes);
+  else known?.act();
+  return known !== undefined || goes !== undefined || event.key === "g";
 }

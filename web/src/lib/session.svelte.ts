@@ -1,4 +1,4 @@
-import { type Address, read, type View, written } from "./address";
+import { type Address, read, tried, type View, written } from "./address";
 import { ask, query, Refused, send } from "./api";
 import { Asked, RETRY_MS } from "./asked.svelte";
 import type { Mark } from "./chart";
@@ -25,11 +25,16 @@ export class Session {
   lastStep = $state<number | null>(null);
   slowStep = $state<number | null>(null); // as lastStep, seldom enough for panels that ask for much
   losses = $state.raw<{ step: number; value: number | null }[]>([]);
+  whole = $state(false); // every loss is among them, not only the largest of each stretch of steps
+  lastLoss = $state<number | null>(null); // of the stream
   hits = $state.raw<Mark[]>([]);
   connected = $state(false);
+  gone = $state(false); // the server: it said so, or has not answered for a while
+  ended = $state(false); // by somebody at this page
   broken = $state<string | null>(null); // why nothing can be shown
   said = $state(""); // for those who listen instead of looking
-  told = $state.raw<{ text: string; bad: boolean } | null>(null); // what became of the last action
+  told = $state.raw<{ text: string; sign: "✔" | "○" | "✖" } | null>(null); // what became of the last action
+  stood = $state<string | null>(null); // the layer of the last pause: shown where nobody has chosen another
   address = $state<Address>(read(location.search));
   theme = $state<"dark" | "light">("dark");
   #layers: string[] = [];
@@ -43,11 +48,12 @@ export class Session {
   live = $derived(this.address.step === null);
   step = $derived(this.address.step ?? this.lastStep ?? 0); // what every panel shows
   slowly = $derived(this.address.step ?? this.slowStep ?? 0);
-  layer = $derived(this.address.layer ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null);
+  layer = $derived(this.address.layer ?? this.stood ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null);
   names = $derived(this.run?.layers.map((one) => one.name) ?? []);
   points = $derived(Math.min(this.settings.max_history, 500)); // of a chart; the loss has all that max_history allows
   paused = $derived(this.where.state === "paused");
-  over = $derived(this.where.state !== "running" && this.where.state !== "paused");
+  over = $derived(this.gone || (this.where.state !== "running" && this.where.state !== "paused"));
+  pausedAt = $derived(this.names.includes(this.where.layer ?? "") ? null : (this.where.layer ?? null)); // null: followed without being chosen
   loud = $derived(this.findings.filter((one) => one.severity !== "info"));
   #foundByNow = $derived(this.loud.filter((one) => (one.step ?? 0) <= this.step).length);
   found = $derived([...this.loud].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)).slice(0, this.#foundByNow)); // by the step shown; the same list until there is one more
@@ -59,6 +65,12 @@ export class Session {
     return step === null ? null : frameOf({ step, metrics }, layers);
   });
   frame = $derived(this.live && this.newest && this.past?.step !== this.newest.step ? this.newest : this.past);
+  loss = $derived.by(() => {
+    if (this.live && !this.over && this.lastLoss !== null) return this.lastLoss;
+    const found = this.whole ? this.losses.findLast((one) => one.step <= this.step) : null;
+    if (found?.step === this.step) return found.value;
+    return this.moment.loading ? null : real(this.moment.data?.scalars?.["loss"]);
+  });
 
   constructor() {
     let moment: Asked<Moment> | undefined;
@@ -67,17 +79,14 @@ export class Session {
   }
 
   get question(): string | null {
-    const step = this.address.step ?? (this.over ? null : this.slowStep);
-    const layer = INSPECT.includes(this.view) ? this.layer : null;
+    const [step, layer] = [this.address.step ?? (this.over ? null : this.slowStep), INSPECT.includes(this.view) ? this.layer : null];
     return this.run && this.path("/api/moment", { step, layer, spans: TIME.includes(this.view) || null });
   }
 
   get marks(): Mark[] {
     const marks: Mark[] = this.loud.filter((one) => one.step !== null).map((one) => ({ step: one.step!, kind: "finding", label: `step ${one.step}: ${one.summary}` }));
-    for (const { step, what, file, source } of this.run?.checkpoints ?? []) {
-      marks.push({ step, kind: "checkpoint", label: `step ${step}: checkpoint ${what}${file ? ` (${file})` : ""}${source ? `, ${source}` : ""}` });
-    }
-    return [...marks, ...this.hits];
+    const saved = (this.run?.checkpoints ?? []).map(({ step, what, file, source }): Mark => ({ step, kind: "checkpoint", label: `step ${step}: checkpoint ${what}${file ? ` (${file})` : ""}${source ? `, ${source}` : ""}` }));
+    return [...marks, ...saved, ...this.hits];
   }
 
   // -- beginning and changing the run ---------------------------------------------------------------------------------
@@ -87,8 +96,7 @@ export class Session {
       this.settings = await ask<Settings>("/api/settings");
       this.setTheme(chosenTheme(this.settings.theme), false);
       this.runs = (await ask<{ runs: RunEntry[] }>("/api/runs")).runs;
-      const wanted = this.runs.find((one) => one.name === this.address.run) ?? this.runs[0];
-      await this.open(wanted?.name ?? null);
+      await this.open((this.runs.find((one) => one.name === this.address.run) ?? this.runs[0])?.name ?? null);
       this.broken = null;
     } catch (error) {
       this.broken = error instanceof Refused ? error.message : "the server does not answer; is it still running?";
@@ -106,8 +114,7 @@ export class Session {
   async open(name: string | null): Promise<void> {
     const turn = (this.#turn += 1); // somebody may choose another one meanwhile
     this.#stop?.();
-    Object.assign(this, { run: null, findings: [], verdict: null, newest: null, losses: [], hits: [], breakpoints: [] });
-    Object.assign(this, { lastStep: null, slowStep: null });
+    Object.assign(this, { run: null, findings: [], verdict: null, newest: null, losses: [], hits: [], breakpoints: [], lastStep: null, slowStep: null, lastLoss: null, stood: null });
     const same = this.#stop === null || name === this.address.run; // the first run comes with the address
     this.go({ run: this.runs.length > 1 ? name : null, ...(same ? {} : { layer: null, step: null, finding: null }) });
     try {
@@ -120,8 +127,9 @@ export class Session {
     let known = true; // what is read below
     this.#stop = listen(this.name, {
       message: (message) => this.hear(message),
-      connected: (yes) => {
-        this.connected = yes;
+      connected: (yes, gone) => {
+        [this.connected, this.gone] = [yes, gone];
+        if (gone) this.where = { ...this.where, attached: false };
         if (yes && !known) void this.resume();
         known = yes;
       },
@@ -146,6 +154,7 @@ export class Session {
     if (name !== this.name) return;
     this.run = run;
     this.where = run.where;
+    if (this.paused && this.pausedAt === null) this.stood = run.where.layer ?? null;
     this.#hit(run.hits); // before this page was opened
     this.grow(run.last_step);
     document.title = `${run.name} · NeuralDbg`;
@@ -156,12 +165,13 @@ export class Session {
     if (this.run?.series.includes("loss")) {
       const loss = await ask<Series>(this.path("/api/series", { metric: "loss", points: this.settings.max_history }));
       const broken = new Set(loss.nan_steps);
+      this.whole = loss.rows === loss.steps.length;
       this.losses = loss.steps.map((step, at) => ({ step, value: broken.has(step) ? NaN : real(loss.max[at]) }));
     }
   }
 
   #hit(more: RunDetails["hits"]): void {
-    const all = [...this.hits, ...more.map((hit) => hitMark(hit.step, hit.layer))];
+    const all = [...this.hits, ...more.map(({ step, layer }): Mark => ({ step, kind: "hit", label: `step ${step}: breakpoint hit at ${layer ?? "the step"}` }))];
     const each = new Map(all.map((mark) => [mark.label, mark])); // the stream and the run may both tell of one
     this.hits = [...each.values()].sort((a, b) => a.step - b.step).slice(-MOST_HITS);
   }
@@ -192,6 +202,7 @@ export class Session {
       if (message.type === "frame") this.newest = frameOf(message, this.#layers);
       this.grow(Math.max(message.last_step, this.lastStep ?? 0));
       const loss = real(message.scalars["loss"]);
+      if (loss !== null) this.lastLoss = loss;
       if (loss !== null && message.step > (this.losses.at(-1)?.step ?? -1)) {
         this.losses = [...this.losses.slice(0, this.settings.max_history - 1), { step: message.step, value: loss }];
       }
@@ -212,6 +223,7 @@ export class Session {
     this.where = now;
     if (now.state === "paused" && (before.state !== "paused" || before.layer !== now.layer || before.step !== now.step)) {
       this.said = `Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`;
+      if (this.pausedAt === null) this.stood = now.layer ?? null;
       void this.readBreakpoints();
     } else if (now.state !== before.state) this.said = `The run is ${now.state}`;
     if (before.state !== now.state && this.over) void this.readRun().then(() => this.readVerdict());
@@ -236,9 +248,7 @@ export class Session {
 
   go(change: Partial<Address>): void {
     this.address = { ...this.address, ...change };
-    const text = location.pathname + written(this.address);
-    if (change.view) history.pushState(null, "", text);
-    else history.replaceState(null, "", text);
+    tried(() => history[change.view ? "pushState" : "replaceState"](null, "", location.pathname + written(this.address)));
   }
 
   show(view: View, change: Partial<Address> = {}): void {
@@ -262,14 +272,15 @@ export class Session {
     const steps = [...new Set(this.marks.filter((one) => one.kind === "finding").map((one) => one.step))].sort((a, b) => a - b);
     const next = steps.find((step) => !this.live && step > this.step) ?? steps[0];
     if (next !== undefined) this.goto(next);
-    else this.tell("No finding to go to");
+    else this.tell("No finding to go to", "○");
   }
 
   async control(verb: "pause" | "continue" | "step" | "abort", unit?: "layer" | "step"): Promise<void> {
-    if (!this.where.attached) return this.tell("No training process is attached to this run", true);
-    if (verb !== "abort" && (verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses");
+    if (!this.where.attached) return this.tell("No training process is attached to this run", "✖");
+    if (verb !== "abort" && (verb === "pause") === this.paused) return this.tell(this.paused ? "Already paused" : "Not paused: p pauses", "○");
     // the stream tells the new state: the one in the answer may be older than what it has told already
-    await this.act(async () => (await send<{ message: string }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {})).message);
+    const done = await this.act(async () => (await send<{ message: string }>("POST", this.path(`/api/${verb}`), unit ? { unit } : {})).message);
+    this.ended ||= done && verb === "abort";
   }
 
   /** Does something that may be refused, and says what became of it. */
@@ -278,7 +289,7 @@ export class Session {
       this.tell(await action());
       return true;
     } catch (error) {
-      this.tell(error instanceof Refused ? error.message : "the server does not answer", true);
+      this.tell(error instanceof Refused ? error.message : "the server does not answer", "✖");
       return false;
     }
   }
@@ -290,6 +301,11 @@ export class Session {
     return done;
   }
 
+  copy(text: string, said: string): void {
+    const copied = navigator.clipboard?.writeText(text) ?? Promise.reject(new Error()); // a page of another machine has none
+    copied.then(() => this.tell(said), () => this.tell("This browser lets no page copy: select the text", "✖"));
+  }
+
   breakAt(layer: string): Promise<boolean> {
     return this.edit("POST", "", { layer_name: layer });
   }
@@ -297,22 +313,19 @@ export class Session {
   setTheme(theme: "dark" | "light", keep = true): void {
     this.theme = theme;
     document.documentElement.dataset.theme = theme;
-    if (keep) localStorage.setItem("neuraldbg.theme", theme);
+    if (keep) tried(() => localStorage.setItem("neuraldbg.theme", theme));
   }
 
-  tell(text: string, bad = false): void {
-    const mine = (this.told = { text, bad });
-    setTimeout(() => this.told === mine && (this.told = null), 5000);
+  /** What failed stays until somebody has read it. */
+  tell(text: string, sign: "✔" | "○" | "✖" = "✔"): void {
+    const mine = (this.told = { text, sign });
+    if (sign !== "✖") setTimeout(() => this.told === mine && (this.told = null), 5000);
   }
-}
-
-function hitMark(step: number, layer: string | null): Mark {
-  return { step, kind: "hit", label: `step ${step}: breakpoint hit at ${layer ?? "the step"}` };
 }
 
 /** What the person chose on this page before counts more than the configuration. */
 function chosenTheme(configured: Settings["theme"]): "dark" | "light" {
-  const kept = localStorage.getItem("neuraldbg.theme");
+  const kept = tried(() => localStorage.getItem("neuraldbg.theme"));
   if (kept === "dark" || kept === "light") return kept;
   if (configured !== "auto") return configured;
   return matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";

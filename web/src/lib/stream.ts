@@ -12,8 +12,8 @@ export type Message =
   | { type: "error"; error: string }
   | { type: "state_change" | "execution_progress" | "done" };
 
-const FIRST_WAIT_MS = 500;
-const LONGEST_WAIT_MS = 8000;
+const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [500, 8000];
+const GOING_AWAY = 1012; // what our server says when it is ended
 
 export function floats(base64: string): Float32Array {
   const bytes = bytesOf(base64);
@@ -37,7 +37,7 @@ export function frameOf(message: { step: number; metrics: Record<string, string>
 
 export interface Listener {
   message(message: Message): void;
-  connected(yes: boolean): void;
+  connected(yes: boolean, gone: boolean): void; // gone: not only the connection, but the server
   lastStep(): number | null;
 }
 
@@ -46,21 +46,22 @@ export function listen(run: string | null, listener: Listener): () => void {
   let socket: WebSocket | null = null;
   let wait = FIRST_WAIT_MS;
   let timer: ReturnType<typeof setTimeout> | undefined;
-  let over = false;
+  let [over, gone] = [false, false];
   if (held) return () => undefined; // nothing changes any more
   const open = () => {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     socket = new WebSocket(`${scheme}://${location.host}/api/events${run ? `?run=${encodeURIComponent(run)}` : ""}`);
     socket.onopen = () => {
       wait = FIRST_WAIT_MS;
-      listener.connected(true);
+      listener.connected(true, false);
       const last = listener.lastStep();
       if (last !== null) socket?.send(JSON.stringify({ last_step: last }));
     };
     socket.onmessage = (event: MessageEvent<string>) => listener.message(JSON.parse(event.data) as Message);
-    socket.onclose = () => {
+    socket.onclose = (event) => {
       if (over) return;
-      listener.connected(false);
+      gone = event.code === GOING_AWAY || (gone && wait > FIRST_WAIT_MS) || wait === LONGEST_WAIT_MS;
+      listener.connected(false, gone);
       timer = setTimeout(open, wait);
       wait = Math.min(wait * 2, LONGEST_WAIT_MS);
     };

@@ -100,3 +100,15 @@ export interface Comparison {
   only_in_b: string[]; changed_params: unknown[]; divergence_searched: boolean;
   divergence: { layer: string; kind: string; step: number; field: string; a: Num; b: Num } | null;
 }
+
+export interface Series { rows?: number } // measured values in all stretches together
+export interface Moment { scalars?: Record<string, Num> } // of the very step
+export interface CheckAnswer { column?: number } // of a mistake in the condition
+export interface RunDetails { again?: string } // the command that shows it
+export interface Tried {
+  command?: string; tried: { control: { loss: Num; updates: number }; notes: string[]; arms: Arm[] } | null;
+}
+interface Arm {
+  intervention: string; verdict: "verified" | "helps" | "no_effect" | "harm"; causes: string[]; patch: string | null;
+  metric: { name: string; control: Num; arm: Num }; note: string | null;
+}

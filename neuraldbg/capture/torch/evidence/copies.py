@@ -16,7 +16,7 @@ from neuraldbg.capture.torch.tree import Model
 from neuraldbg.capture.torch.updates import Known
 
 FIRST_LOOK = 10  # updates after which copies are searched for
-SHARE = 0.002  # of the time since the last search that one may take
+SHARE = 0.0005  # of the time since the last search that one may take
 AGAIN = 3  # and again each time that so many times as many have been made: some averages begin after a warm-up
 MOST_BYTES = 32 * 2**20  # of a model that is compared
 MOST_COPIES = 8
@@ -63,7 +63,7 @@ class Copies:
         """Where steps are short a search takes as long as many of them: not before it is a small part of the time."""
         budget = self.core.budget
         budget.set_aside(took_ns)
-        patience = took_ns / (SHARE * budget.bare_ns) if budget.share and budget.bare_ns else 0.0
+        patience = took_ns / (SHARE * budget.bare_ns) if budget.bare_ns else 0.0
         self._next_look = max(self._updates * AGAIN, self._updates + int(patience))
 
     def _search(self) -> Iterator[tuple[nn.Module, nn.Module, Model]]:

@@ -38,12 +38,11 @@ class Inputs:
         self._looks: dict[int, int] = {}
         self._series: dict[int, str] = {}
         self._large: list[tuple[weakref.ref[Tensor], str]] = []  # inputs of this step of which only a part was read
+        self._follows = False
         self._losses: deque[float] = deque(maxlen=32)
         for moment, notice in (
             ("layer_run", self._layer_run),
             ("pass_begun", self._pass_begun),
-            ("backward_begun", self._backward_begun),
-            ("update_done", self._update_done),
         ):
             self.core.take_part(moment, "inputs", notice)
 
@@ -77,9 +76,17 @@ class Inputs:
         if array is None or array.dtype.kind != "f":
             return
         if array.size > PEAK_ELEMENTS:
-            self._large.append((weakref.ref(tensor), series))
+            self._read_in_part(tensor, series)
             array = array.reshape(-1)[:: array.size // PEAK_ELEMENTS] if tensor.is_contiguous() else array[:1]
         self._write_peak(array, series)
+
+    def _read_in_part(self, tensor: Tensor, series: str) -> None:
+        """Its largest value may have been missed: from the first such batch on the losses are followed."""
+        if not self._follows:
+            self._follows = True
+            self.core.take_part("backward_begun", "inputs", self._backward_begun)
+            self.core.take_part("update_done", "inputs", self._update_done)
+        self._large.append((weakref.ref(tensor), series))
 
     def _write_peak(self, array: Array, series: str) -> None:
         peak = max(float(array.max()), -float(array.min()))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.jit import _builtins
 
-from neuraldbg.capture.torch.core import cannot_look, now_ns
+from neuraldbg.capture.torch.core import RARELY, cannot_look, now_ns
 from neuraldbg.capture.torch.evidence.data_relation import Relation
 from neuraldbg.capture.torch.evidence.data_sets import DataSets
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
@@ -48,7 +48,7 @@ SERIES = 4  # lines that evaluate
 SEEN = 0.5  # share of rows trained on, from which on an evaluation is one of the training data
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _NEURALDBG = os.path.abspath(__file__).split(f"{os.sep}capture{os.sep}")[0] + os.sep
-EVERY = 4  # later targets whose size is taken: one in so many
+CLOSELY = 512  # calls of losses that are all looked at
 
 
 @dataclass
@@ -73,7 +73,7 @@ class LossCalls:
         self._sums: dict[tuple[str, int], list[float]] = {}  # (series, step) -> sum, weight
         self._series: dict[int, str] = {}  # line -> series
         self._labels: dict[tuple[str, int], Labels] = {}
-        self._targets = 0
+        self._calls = 0
         self._ended = False
         self._seen = self.core.guard.shield("calls of losses")(self._called)
         for owner, name, kind, reduced in WATCHED:
@@ -87,11 +87,16 @@ class LossCalls:
         @wraps(original)
         def loss(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if self.core.on and not cannot_look():
+            if (self._calls < CLOSELY or self._due()) and self.core.on and not cannot_look():
                 self._seen(kind, reduced, args, result, sys._getframe(1))
             return result
 
         return loss
+
+    def _due(self) -> bool:
+        """Of a training that has been followed for long, now and then; of an evaluation always."""
+        core = self.core
+        return core.looking or core.recorder.step % RARELY == 0 or not torch.is_grad_enabled()
 
     @staticmethod
     def _replace(patches: Any, owner: Any, name: str, ours: Callable[..., Any]) -> None:
@@ -107,6 +112,7 @@ class LossCalls:
             return
         begin = now_ns()
         target = args[1]
+        self._calls += 1
         if not torch.is_grad_enabled():
             summed = len(args) > reduced and args[reduced] == SUMMED
             self._evaluated(kind, target, result, summed=summed)
@@ -165,12 +171,10 @@ class LossCalls:
         self.relation.add(kind, self.sets.last_input(), target)
         if kind in OVER_CLASSES or kind.startswith("bce"):
             self._count(kind, target)
-        elif target.is_floating_point():
-            self._targets += 1
-            if target.numel() <= SMALL and (self._targets <= 512 or self.core.looking or self._targets % EVERY == 0):
-                array = as_array(target)
-                if array is not None and array.dtype.kind == "f" and array.size:
-                    self.core.recorder.scalar("target_peak", float(np.abs(array).max()))
+        elif target.is_floating_point() and target.numel() <= SMALL:
+            array = as_array(target)
+            if array is not None and array.dtype.kind == "f" and array.size:
+                self.core.recorder.scalar("target_peak", float(np.abs(array).max()))
 
     def _count(self, kind: str, target: Tensor) -> None:
         source = self.core.recorder.source(6)

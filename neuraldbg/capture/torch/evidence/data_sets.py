@@ -25,6 +25,8 @@ SEARCH_BYTES = 32 * 2**20  # that are read of all of them, in one search
 ROW_BYTES = 8 * 2**20  # of training batches whose rows are remembered
 MOST_ROWS = 500_000
 FOLLOWED = 128  # batches whose places in the data set are looked up
+MOST_PASSES = 4096  # whose rows are remembered
+NOW_AND_THEN = 16  # later ones: one in so many
 KNOWN_ROWS = 1024  # of those trained on that another candidate must hold as well
 TRIES = 4  # losses whose targets are looked for among the variables
 EVAL_ROWS = 16  # of an evaluation batch that are compared with the training rows
@@ -50,6 +52,10 @@ class Found:
     same_object: int = 0  # followed batches that were the very tensor of the batch before
     held_out: bool = False  # an evaluation used rows of the set that are not trained on, and only such
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def still_followed(self) -> bool:
+        return self.followed < FOLLOWED or (self.target_name is None and self.tries < TRIES)
 
     @property
     def distinct(self) -> int:
@@ -100,8 +106,8 @@ class DataSets:
         self._since_backward += 1
         searching = self.found is None and self._passes in SEARCHES
         self._passes += 1
-        following = self.found is not None and (self.found.followed < FOLLOWED or self.found.target_name is None)
-        if self._room <= 0 and not searching and not following:
+        following = self.found is not None and self.found.still_followed
+        if (self._room <= 0 or self._passes > MOST_PASSES) and not searching and not following:
             self.complete = False
             return
         tensor = _first_batch(args, kwargs)
@@ -115,7 +121,7 @@ class DataSets:
             self._search(batch, keys)
         if self._passes == SEARCHES[-1] + 1:
             self._cut_from(batch, keys, kept=before() is tensor)
-        if self.found is not None:
+        if self.found is not None and (following or searching or self._passes % NOW_AND_THEN == 0):
             if self._follow(self.found, keys, one.step) is None and self._again:
                 self._again -= 1  # a part of the set that was taken for the whole
                 self._search(batch, np.concatenate([keys, np.fromiter(self.trained, np.uint64)[:KNOWN_ROWS]]))

@@ -87,7 +87,7 @@ class GraphCuts:
         core.on_look.append(core.guard.shield("graphs of layers")(self._layer))
         core.take_part("pass_begun", "graphs of inputs", self._pass_begun, rarely=True)
         core.take_part("pass_ended", "graphs of outputs", self._pass_ended, rarely=True)
-        core.take_part("backward_begun", "graph of the loss", self._backward)
+        core.take_part("backward_begun", "graph of the loss", self._backward, rarely=True)
         core.take_part("update_begun", "parameters without gradients", self._update, rarely=True)
         core.take_part("update_done", "end of a window", self._done, rarely=True)
         core.take_part("ending", "parameters never reached", self._note_excuses)

@@ -27,11 +27,11 @@ class MaskedLabels:
         self.core.take_part("ending", "masked labels", self._ending)
 
     def _begun(self, loss: Tensor | None, _: int) -> None:
-        if loss is None or loss.device.type != "cpu" or loss.grad_fn is None:
-            return
         value = self.core.recorder.latest.get("loss", 1.0)
         suspicious = value == 0.0 or math.isnan(value)
         if not (suspicious or self.core.looking):
+            return
+        if loss is None or loss.device.type != "cpu" or loss.grad_fn is None:
             return
         for node, _path, _above, _inside in walk(loss.grad_fn, into_models=True, limit=NODES):
             if op_of(node) in ("nll_loss", "nll_loss2_d", "nll_loss_nd"):

@@ -26,7 +26,7 @@ class Modes:
         self.core = capture.core
         self._sensitive: IdentityTable[list[tuple[str, weakref.ref[nn.Module]]]] = IdentityTable()
         self._seen: dict[tuple[Any, ...], int] = {}
-        self.core.take_part("pass_begun", "training flags", self._pass)
+        self.core.take_part("pass_begun", "training flags", self._pass, rarely=True)
 
     def _pass(self, one: Pass, root: nn.Module | None, *_args: Any) -> None:
         if root is None:

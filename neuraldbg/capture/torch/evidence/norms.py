@@ -38,7 +38,7 @@ class NormLayers:
         self._seen: dict[int, Seen] = {}
         self._fresh: set[int] = set()
         self.core.take_part("layer_run", "normalisation layers", self._layer)
-        self.core.take_part("pass_begun", "normalisation in evaluation", self._begun)
+        self.core.take_part("pass_begun", "normalisation in evaluation", self._begun, rarely=True)
         self.core.take_part("ending", "normalisation layers", self._end)
 
     def _layer(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:

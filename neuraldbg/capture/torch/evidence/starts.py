@@ -27,7 +27,7 @@ class Starts:
         self._seen: set[int] = set()
         self._written = 0
         self._equal: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # units that started as copies of this one
-        self.core.take_part("pass_begun", "first weights", self._begun)
+        self.core.take_part("pass_begun", "first weights", self._begun, rarely=True)
         self.core.take_part("update_done", "first weights", self._updated, rarely=True)
         self.core.take_part("ending", "first weights", self._look_again)
 

@@ -22,12 +22,16 @@ class Tying:
         self.core = capture.core
         self._tied: dict[int, set[tuple[str, str]]] = {}  # model site -> pairs of names that were one tensor
         self._said: set[tuple[int, str, str]] = set()
-        self.core.take_part("pass_begun", "tied weights", self._begun)
+        self._later: dict[int, int] = {}  # model site -> later looks that it has had
+        self.core.take_part("pass_begun", "tied weights", self._begun, rarely=True)
 
     def _begun(self, one: Pass, root: Any, *_: Any) -> None:
-        passes = one.model.passes
-        if passes > LOOKS and passes not in LATER:
-            return
+        passes, site = one.model.passes, one.model.site
+        if passes > LOOKS:
+            due = sum(passes >= each for each in LATER)
+            if due == self._later.get(site, 0):
+                return
+            self._later[site] = due
         if isinstance(root, nn.Module):
             self._look(root, one.model.site, first=passes <= LOOKS)
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
-from neuraldbg.capture.resources import device_bytes, host_allocated_bytes, rss_bytes
-from neuraldbg.capture.torch.core import now_ns
+from neuraldbg.capture.resources import device_memory, host_allocated_bytes, rss_bytes
+from neuraldbg.capture.torch.core import RARELY, now_ns
 from neuraldbg.capture.torch.evidence.graphs_kept import held_by_the_user
 from neuraldbg.capture.torch.growing import growing_line
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
 
+CLOSELY: Final = 256  # updates after each of which memory is looked at; later now and then
 FIRST: Final = 10  # updates until what is there counts as the beginning
 GREW: Final = 2 * 2**20  # bytes since then that make us look
 LEAST: Final = 2**18  # bytes by which a holder must have grown
@@ -39,10 +40,15 @@ class KeptValues:
 
     def _updated(self, *_: Any) -> None:
         recorder, step = self.core.recorder, self.core.recorder.step
+        if step > CLOSELY and step % RARELY and not self.core.looking:
+            return
         used = host_allocated_bytes()
         if used is not None:
             recorder.scalar("host_allocated_bytes", float(used))
-        total = _in_use(used)
+        on_device = device_memory()
+        for name, value in (on_device or {}).items():
+            recorder.scalar(f"device_{name}_bytes", float(value))
+        total = (on_device or {}).get("allocated", 0) + (used if used is not None else rss_bytes() or 0)
         if step == FIRST:
             self._begin, self._at_begin = self._survey(), total
         elif step >= self._next and self._at_begin and total - self._at_begin > GREW:
@@ -70,10 +76,6 @@ class KeptValues:
                 holders.append({"name": name, "kind": type(value).__name__, "bytes": size, **grown})
         holders.sort(key=lambda one: -one["grew_by"])
         self.core.recorder.fact("values_kept", holders=holders[:MOST])
-
-
-def _in_use(host: int | None) -> int:
-    return (device_bytes() or 0) + (host if host is not None else rss_bytes() or 0)
 
 
 def _size_of(value: Any) -> Size | None:

@@ -1,4 +1,4 @@
-"""Time the host spends fetching single values: `.item()`, `.tolist()`, `.cpu()`, printing tensors."""
+"""Time the host spends fetching single values: `.item()`, `.tolist()`, `.cpu()`, `if`, printing tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from neuraldbg.capture.torch.core import cannot_look
 
-FETCHES = ("item", "tolist", "__repr__", "__float__", "cpu")
+FETCHES = ("item", "tolist", "__repr__", "__float__", "__int__", "__bool__", "cpu")
 BURST_NS = 20_000  # between two fetches of one loop
 MEASURED = 16  # of how many calls one has its line looked up, after the first ones
 

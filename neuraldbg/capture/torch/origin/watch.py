@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SEARCHES = 2  # the first, and one more when that one did not find the operation
 NEAR = 4  # parameters among which a small one is looked for when the first is large
-HANDY = 2**16  # elements
+HANDY = 2**13  # elements
 GROWN = 100.0  # weights that have grown so much since the start diverge: whatever overflows then is a consequence
 OVERDUE = 2  # backwards more than usual without an update
 LOOKED_AT = 64  # of those whose gradients are looked at

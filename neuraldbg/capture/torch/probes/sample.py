@@ -23,6 +23,7 @@ MOST_SAMPLES = 8
 MOST_BYTES = 16 * 2**20  # of all samples
 SAMPLE_BYTES = 4 * 2**20
 MODEL_BYTES = 64 * 2**20  # a larger model is not held for experiments
+OUTPUT_BYTES = 2 * 2**20  # on a device: of more the loss is not computed again, which takes several times as much
 INITIAL_BYTES = 32 * 2**20
 HELD_AFTER = 8  # updates; a model that was trained for fewer is not experimented with, and so not kept alive
 MOST_CHANGES = 16  # of the trained model; a run that alternates more often is not followed
@@ -97,6 +98,9 @@ class Specimen:
         return self.offered % self.stride == 0
 
 
+TOO_LARGE = f"the model has more than {MODEL_BYTES >> 20} MB of parameters"
+
+
 class Samples:
     """Watches a run for what experiments will need."""
 
@@ -133,6 +137,9 @@ class Samples:
         entry = one.entry_module() if one.entry_module is not None else None
         if entry is None:
             return
+        if _parameter_bytes([root]) > MODEL_BYTES:
+            self._give_up(TOO_LARGE)  # before anything of the pass is kept
+            return
         if self._tape is not None and len(self._tape.passes) >= MOST_PASSES:
             self._give_up(f"more than {MOST_PASSES} passes before a backward")
             return
@@ -153,8 +160,13 @@ class Samples:
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
         number = self._numbers.get(one.id)
-        if number is not None and self._tape is not None:
-            self._tape.outputs_of(number, list(tensors(outputs)))
+        if number is None or self._tape is None:
+            return
+        found = list(tensors(outputs))
+        if any(tensor.is_cuda and tensor.numel() * tensor.element_size() > OUTPUT_BYTES for tensor in found):
+            self._give_up(f"outputs of more than {OUTPUT_BYTES >> 20} MB on a device are not kept")
+            return
+        self._tape.outputs_of(number, found)
 
     def _skip(self) -> None:
         self._done = True
@@ -201,9 +213,8 @@ class Samples:
         for entry in sample.tape.entries:
             if entry is not None and entry.kind == "parameter" and id(entry.what()) not in own:
                 raise Unknown("the loss depends on tensors outside the model")
-        size = sum(p.numel() * p.element_size() for root in roots for p in root.parameters())
-        if size > MODEL_BYTES:
-            raise Unknown(f"the model has more than {MODEL_BYTES >> 20} MB of parameters")
+        if _parameter_bytes(roots) > MODEL_BYTES:
+            raise Unknown(TOO_LARGE)
         needed = set(sample.tape.used_passes)
         kept: list[Any] = [one if number in needed else None for number, one in enumerate(sample.tape.passes)]
         sample.tape.passes = kept  # a pass that the loss did not need is let go
@@ -271,6 +282,10 @@ class Samples:
     def close(self) -> None:
         self.specimen = None
         self._drop_tape()
+
+
+def _parameter_bytes(roots: Iterable[nn.Module]) -> int:
+    return sum(p.numel() * p.element_size() for root in roots for p in root.parameters())
 
 
 def _rate(group: dict[str, Any]) -> float:

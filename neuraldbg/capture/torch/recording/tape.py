@@ -6,15 +6,20 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from neuraldbg.capture.torch.passes import KeptTensor, PassRecord, leaves
+from neuraldbg.capture.torch.recording.losses import Loss, Remade
 
 DEFAULT_BYTES = 512 * 2**20
+EVERY = 50  # updates between two states
 MOST_STATES = 4  # below which the oldest part of the tape goes, and not every second state
+
+
+Arrived = Tensor | Remade
 
 
 @dataclass(eq=False)
@@ -26,16 +31,24 @@ class TapedPass:
     entry: weakref.ref[Any]
     record: PassRecord
     digest: int = 0  # of its outputs; 0: not read
-    arrived: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # backward -> output -> gradient
+    arrived: dict[int, dict[int, Arrived]] = field(default_factory=dict)  # backward -> output -> gradient
     refused: str | None = None
     bytes: int = 0
+    number: int = -1  # of the entry, in the order of the training
+    path: str = ""  # of the entry in the root
+    outputs: int = 0  # that gradients can come to
+    site: int = -1  # of the model, in the trace
+    trainable: tuple[bool, ...] = ()  # requires_grad of every parameter, module by module
 
 
 @dataclass(eq=False)
 class TapedBackward:
     step: int
-    number: int
+    backward: int
     bytes: int = 0
+    number: int = -1
+    value: Tensor | None = None  # of the loss
+    loss: Loss | None = None  # how it came of an output, where that is known
 
 
 @dataclass(eq=False)
@@ -47,6 +60,7 @@ class TapedCall:
     parameters: tuple[weakref.ref[Any], ...]
     amounts: tuple[Any, ...] = ()
     bytes: int = 0
+    number: int = -1
 
 
 @dataclass(eq=False)
@@ -60,6 +74,7 @@ class TapedUpdate:
     gradients: dict[int, Tensor] | None = None  # where something we know nothing of has changed them
     refused: str | None = None
     bytes: int = 0
+    number: int = -1
 
 
 Entry = TapedPass | TapedBackward | TapedCall | TapedUpdate
@@ -74,27 +89,86 @@ class State:
     gradients: list[tuple[weakref.ref[Any], Tensor | None]]
     optimizers: list[tuple[weakref.ref[Any], dict[int, dict[str, Any]]]]  # by position of the parameter
     bytes: int = 0
+    at: int = 0  # number of the first entry after it
+    taken_s: float = 0.0  # what it took to copy
+
+
+class Keeper(Protocol):
+    """Where a recording goes: into memory, or to disk."""
+
+    count: int  # entries so far
+
+    def wants_state(self, updates: int) -> bool: ...
+
+    def add(self, entry: Entry) -> None: ...
+
+    def ended(self, taped: TapedPass) -> None: ...
+
+    def arrived(self, taped: TapedPass, backward: int, slot: int, gradient: Arrived) -> None: ...
+
+    def add_state(self, state: State) -> None: ...
+
+    def add_optimizer(self, optimizer: Any) -> None: ...
+
+    def late(self, optimizer: Any, kept: dict[int, dict[str, Any]]) -> None: ...
 
 
 class Tape:
-    """Bounded in bytes: the oldest part goes first, and of many states every second one."""
+    """In memory, bounded in bytes: the oldest part goes first, and of many states every second one."""
 
-    def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = DEFAULT_BYTES, every: int | None = None) -> None:
         self.limit_bytes = limit_bytes
+        self.every = EVERY if every is None else every
         self.entries: deque[Entry] = deque()
         self.states: list[State] = []
         self.bytes = 0
+        self.count = 0
         self.lost = 0  # updates that made room for newer ones
+        self._stale = False  # a state is no place to begin from any more
+
+    def wants_state(self, updates: int) -> bool:
+        """Whether a state is taken now, so many updates after the last."""
+        return not self.states or self._stale or updates >= self.every
 
     def add(self, entry: Entry) -> None:
+        entry.number, self.count = self.count, self.count + 1
         self.entries.append(entry)
-        self.grown(entry.bytes)
+        self._grown(entry.bytes)
+
+    def ended(self, taped: TapedPass) -> None:
+        """Its outputs are hashed: nothing more to keep."""
+
+    def arrived(self, taped: TapedPass, backward: int, slot: int, gradient: Arrived) -> None:
+        """A gradient came to an output. A state taken since the pass is no place to begin from: the pass lies before
+        it."""
+        gone = [one for one in self.states if one.at > taped.number]
+        if gone:
+            self._stale = True
+            self.states = [one for one in self.states if one.at <= taped.number]
+            self.bytes -= sum(one.bytes for one in gone)
+        taped.arrived.setdefault(backward, {})[slot] = gradient
+        taped.bytes += arrived_bytes(gradient)
+        self._grown(arrived_bytes(gradient))
 
     def add_state(self, state: State) -> None:
+        self._stale = False
+        state.at = self.count
         self.states.append(state)
-        self.grown(state.bytes)
+        self._grown(state.bytes)
 
-    def grown(self, by: int) -> None:
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Held weakly, by whoever uses it."""
+
+    def late(self, optimizer: Any, kept: dict[int, dict[str, Any]]) -> None:
+        """An optimizer that nobody knew of is about to step: states up to now lack it and what it moves."""
+        for state in self.states:
+            known = {id(ref()) for ref, _ in state.parameters}
+            new = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+            state.parameters += [(weakref.ref(p), p.detach().clone()) for p in new]
+            state.gradients += [(weakref.ref(p), None) for p in new]
+            state.optimizers.append((weakref.ref(optimizer), kept))
+
+    def _grown(self, by: int) -> None:
         self.bytes += by
         while self.bytes > self.limit_bytes and self._make_room():
             pass
@@ -105,25 +179,17 @@ class Tape:
             self.states = [one for one in self.states if one not in gone]
         elif len(self.states) > 1:
             gone = [self.states.pop(0)]
-            self._cut(self.states[0].step)
+            self._cut(self.states[0].at)
         else:
             return False
         self.bytes -= sum(one.bytes for one in gone)
         return True
 
-    def _cut(self, step: int) -> None:
-        while self.entries and self.entries[0].step < step:
+    def _cut(self, number: int) -> None:
+        while self.entries and self.entries[0].number < number:
             gone = self.entries.popleft()
             self.bytes -= gone.bytes
             self.lost += isinstance(gone, TapedUpdate)
-
-    def crossed(self, step: int) -> bool:
-        """A gradient comes to a pass of this step: no later state is a place to begin from, the pass lies before it."""
-        gone = [one for one in self.states if one.step > step]
-        if gone:
-            self.states = [one for one in self.states if one.step <= step]
-            self.bytes -= sum(one.bytes for one in gone)
-        return bool(gone)
 
     def _state_bytes(self) -> int:
         return sum(one.bytes for one in self.states)
@@ -139,8 +205,18 @@ class Tape:
         """The newest state from which a step can be reached."""
         return next((one for one in reversed(self.states) if one.step <= step), None)
 
-    def between(self, first: int, last: int) -> Iterator[Entry]:
-        return (entry for entry in list(self.entries) if first <= entry.step <= last)
+    def after(self, state: State) -> Iterator[Entry]:
+        return (entry for entry in list(self.entries) if entry.number >= state.at)
+
+    @property
+    def roots(self) -> list[Any]:
+        """Models that passes were made of."""
+        found = {id(root): root for entry in self.entries if isinstance(entry, TapedPass) and (root := entry.root())}
+        return list(found.values())
+
+
+def arrived_bytes(gradient: Arrived) -> int:
+    return size_of([gradient] if isinstance(gradient, Tensor) else gradient.tensors)
 
 
 def size_of(tensors: Any) -> int:

@@ -1,0 +1,164 @@
+"""The eager sections of `all.py`: losses, memory, what default and full cost, synchronisation, and where it goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from programs import IN_FULL, Results, Size, Training, equal, interval, name_of, rows_of, steps, wait, watched
+from torch import Tensor
+
+GROUPS = 4
+LATER = 130  # updates after which evidence is gathered in one of 8
+PADDED = 50304  # a vocabulary that matrix products of half precision like, as most people train with
+
+
+def eager(size: Size, results: Results) -> None:
+    results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
+    _same_losses(size, results)
+    training = Training(size)
+    training.run(steps(size, 5))
+    _memory(size, results, training)
+    _arms(size, results, training)
+    _later(size, results, training)
+    _no_sync(size, results, training)
+    _what_costs(size, results, training)
+
+
+def padded(size: Size, results: Results) -> None:
+    """The same step without the slow matrix products of an odd vocabulary: less time for the host to hide in."""
+    size = replace(size, vocab=PADDED if size.device == "cuda" else size.vocab)
+    results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
+    training = Training(size)
+    training.run(steps(size, 5))
+    _arms(size, results, training)
+    _later(size, results, training)
+    _what_costs(size, results, training)
+
+
+def _arms(size: Size, results: Results, training: Training) -> None:
+    """Sessions of their own, in turn with bare steps. `full` are the first updates, when evidence is gathered in each
+    of them."""
+    ratios: dict[str, list[float]] = {"default": [], "full, first updates": [], "control": []}
+    bare = training.timed(steps(size, 10))
+    for _ in range(GROUPS if size.device == "cuda" else 1):
+        taken = {}
+        with watched(0.01) as (capture, _run):
+            training.run(steps(size, IN_FULL))
+            taken["default"] = training.timed(steps(size, 20))
+            results.add("default overhead as told", capture.overhead())
+        with watched(None) as (_, run):
+            training.run(3)
+            taken["full, first updates"] = training.timed(steps(size, 12))
+        again, third = training.timed(steps(size, 10)), training.timed(steps(size, 10))
+        for name, one in taken.items():
+            ratios[name].append(one / ((bare + again) / 2))
+        ratios["control"].append(third / again)
+        bare = third
+        results.add("bare ms", bare)
+        for name, values in ratios.items():
+            results.add(f"{name} / bare", interval(values))
+    results.add("rows of one full step", rows_of(run))
+
+
+def _later(size: Size, results: Results, training: Training) -> None:
+    """One session, past its first updates; bare steps before and after it, steps with inert hooks in between."""
+    before = training.timed(steps(size, 10))
+    full, inert, own = [], [], []
+    with watched(None) as (capture, run):
+        training.run(steps(size, LATER))
+        wait(size)
+        for _ in range(GROUPS):
+            spent = capture.core.budget.own_ns
+            full.append(training.timed(steps(size, 16)))
+            own.append((capture.core.budget.own_ns - spent) / steps(size, 16) / 1e6)
+            capture.core.on = False
+            inert.append(training.timed(steps(size, 10)))
+            capture.core.on = True
+    bare = (before + training.timed(steps(size, 10))) / 2
+    results.add("full, later / bare", interval([one / bare for one in full]))
+    results.add("inert hooks / bare", interval([one / bare for one in inert]))
+    results.add("our own host ms of a full step, later", interval(own))
+    results.add("rows of one full step, later", rows_of(run))
+
+
+def _memory(size: Size, results: Results, training: Training) -> None:
+    """Default mode against the same steps without it, in one process: what we add to host and device."""
+    host, peaks = [], []
+
+    def peak(count: int) -> None:
+        if size.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        training.run(count)
+        wait(size)
+        peaks.append(torch.cuda.max_memory_allocated() if size.device == "cuda" else 0)
+        host.append(_uss_bytes())
+
+    peak(3)
+    with watched(0.01):
+        peak(steps(size, IN_FULL + 5))
+    results.add("MB added: host (USS)", (host[1] - host[0]) / 2**20)
+    results.add("MB added: peak of the device", (peaks[1] - peaks[0]) / 2**20)
+
+
+def _uss_bytes() -> int:
+    """Memory that is this process's alone."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def _no_sync(size: Size, results: Results, training: Training) -> None:
+    if size.device != "cuda":
+        return
+    with watched(None):
+        training.run(3)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            training.run(8)
+            results.add("no synchronisation in 8 full steps", True)
+        except RuntimeError as error:
+            results.add("no synchronisation in 8 full steps", f"False: {error}")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def _same_losses(size: Size, results: Results) -> None:
+    torch.use_deterministic_algorithms(True)
+
+    def losses() -> list[Tensor]:
+        return Training(size).run(steps(size, 6))
+
+    first, again = losses(), losses()
+    with watched(None):
+        ours = losses()
+    results.add("control repeats its losses", equal(first, again))
+    results.add("losses identical to the bare run", equal(first, ours))
+    torch.use_deterministic_algorithms(False)
+
+
+def _what_costs(size: Size, results: Results, training: Training) -> None:
+    """Kernels of a full step that a bare one does not have, by their time; and where the host spends its own."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def totals(run: Callable[[], Any]) -> dict[str, float]:
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+            run()
+            wait(size)
+        found: Counter[str] = Counter()
+        for event in seen.events():
+            if "CUDA" in str(event.device_type):
+                found[event.name[:60]] += event.time_range.elapsed_us() / 1e3
+        return dict(found)
+
+    training.run(1)
+    bare = totals(training.step)
+    with watched(None):
+        training.run(3)
+        full = totals(training.step)
+    more = sorted(((full[name] - bare.get(name, 0.0), name) for name in full), reverse=True)[:12]
+    results.add("device ms more in a full step", {name: round(ms, 3) for ms, name in more if ms > 0.02})
+    results.add("device ms in all", {"bare": round(sum(bare.values()), 2), "full": round(sum(full.values()), 2)})

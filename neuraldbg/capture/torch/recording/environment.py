@@ -1,0 +1,77 @@
+"""What has to be the same for a recorded step to come out the same: versions, processor, threads, the user's files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+MOST_FILES: Final = 500
+LARGEST_FILE: Final = 2_000_000  # bytes
+_TOLD: Final = {  # key -> what it is called
+    "torch": "torch",
+    "python": "Python",
+    "machine": "the kind of processor",
+    "capability": "what torch uses of the processor",
+    "device": "the GPU",
+}
+
+
+def environment(folder: Path) -> dict[str, Any]:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return {
+        "torch": str(torch.__version__),
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "machine": platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "files": user_files(folder),
+    }
+
+
+def user_files(folder: Path) -> dict[str, str]:
+    """Hashes of the Python files below a folder that this process has imported or runs."""
+    root = os.path.realpath(folder) + os.sep
+    found: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or len(found) >= MOST_FILES or not file.endswith(".py"):
+            continue
+        path = os.path.realpath(file)
+        if path.startswith(root) and f"{os.sep}site-packages{os.sep}" not in path:
+            digest = hash_of(path)
+            if digest is not None:
+                found[path[len(root) :]] = digest
+    return found
+
+
+def hash_of(path: str | Path) -> str | None:
+    try:
+        if os.path.getsize(path) > LARGEST_FILE:
+            return None
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    except OSError:
+        return None
+
+
+def changed_files(recorded: dict[str, Any], folder: Path) -> list[str]:
+    """Of the files that were hashed, those that are another now, or gone."""
+    return [name for name, digest in recorded.get("files", {}).items() if hash_of(folder / name) != digest]
+
+
+def unlike(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What is different in this process, in words."""
+    found = []
+    for key, name in _TOLD.items():
+        if key == "device" and (recorded.get(key) is None or now.get(key) is None):
+            continue
+        if recorded.get(key) != now.get(key):
+            found.append(f"{name} was {recorded.get(key)} and is {now.get(key)}")
+    return found
