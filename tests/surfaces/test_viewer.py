@@ -209,7 +209,7 @@ def test_the_live_line_says_where_a_held_training_waits(tmp_path: Path) -> None:
             trained.gate.resume()
             shown.read_until(r"neural debug \| step 4")
             trained.gate.pause()
-            shown.read_until(r"neural debug \| paused at \w+ (forward|backward) \| step 4")
+            shown.read_until(r"neural debug \| paused (at \w+ (forward|backward)|after the update) \| step 4")
 
 
 def test_it_follows_a_resize(run_dir: Path) -> None:
