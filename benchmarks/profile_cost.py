@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "overhead")]
 
 BARS = {"times": 1.02, "memory": 1.05}  # on the GPT
-TURNS = {"mlp": (20, 300), "resnet": (1, 30), "gpt": (1, 30)}  # steps of a turn, and before the first
+TURNS = {"mlp": (20, 300), "resnet": (4, 28), "gpt": (4, 28)}  # steps of a turn, and before the first
 KEPT = HERE / "profile_cost.json"
 say = partial(print, flush=True)
 

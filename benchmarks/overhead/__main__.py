@@ -28,7 +28,7 @@ import page
 from arms import BARE, CONTROL, OURS, peers
 from pairs import Outcome, compare
 
-TURNS = {"mlp": (20, 300), "resnet": (1, 24), "gpt": (1, 24)}  # steps of a turn, and before the first
+TURNS = {"mlp": (20, 300), "resnet": (4, 24), "gpt": (4, 24)}  # steps of a turn, and before the first
 SHORT_PAIRS = 12
 
 say = partial(print, flush=True)

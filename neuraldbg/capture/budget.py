@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from neuraldbg.capture.beside import Beside
 
@@ -16,6 +17,8 @@ LARGE_EVERY = 4  # full steps: under a budget large tensors are measured in one 
 LARGE_SHARE = 8  # a tensor is large that is more than this part of what a full step reads
 LARGE_BYTES = 2**20  # and at least so much
 _SMOOTH = 0.2
+_REMEMBERED = 15
+_ANEW = 4  # steps
 
 
 class Average:
@@ -26,6 +29,22 @@ class Average:
 
     def add(self, value: float) -> None:
         self.value = value if self.value is None else self.value + _SMOOTH * (value - self.value)
+
+
+class Typical:
+    """The middle one of the last values, found anew now and then; None until something was seen. A step during which
+    the process was stopped (Ctrl-Z, a laptop that slept) or a long evaluation ran allows us nothing."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._last: deque[float] = deque(maxlen=_REMEMBERED)
+        self._seen = 0
+
+    def add(self, value: float) -> None:
+        self._last.append(value)
+        self._seen += 1
+        if self._seen < _REMEMBERED or self._seen % _ANEW == 0:
+            self.value = sorted(self._last)[len(self._last) // 2]
 
 
 class SamplingBudget:
@@ -43,7 +62,7 @@ class SamplingBudget:
         self.sampled = 0
         self.own_ns = 0
         self.wall_ns = 0
-        self._bare = Average()
+        self._bare = Typical()
         self._full = Average()
         self._quiet = Average()
         self._watch = Average()

@@ -143,3 +143,11 @@ def test_nothing_is_claimed_before_there_are_steps() -> None:
     budget = SamplingBudget(0.01)
     assert budget.ratio is None
     assert budget.ratio_after_start is None
+
+
+def test_a_step_during_which_the_process_was_stopped_allows_nothing() -> None:
+    budget = SamplingBudget(0.01)
+    for number in range(60):
+        stopped = 3_600 * 10**9 if number % 4 == 3 else 0
+        budget.step_done(wall_ns=10_000_000 + stopped, own_ns=10_000)
+    assert budget.bare_ns == 10_000_000 - 10_000
