@@ -144,7 +144,7 @@ def unusual(trace: Trace, *, alive: bool) -> dict[str, Any]:
             entry = layers.setdefault(one.layer, {"layer": one.layer, "count": 0, "severity": 0.0})
             entry["count"] += 1
             entry["severity"] = max(entry["severity"], one.severity)
-    newest = [
+    strongest = [
         {
             "step": one.step,
             "layer": one.layer,
@@ -152,7 +152,8 @@ def unusual(trace: Trace, *, alive: bool) -> dict[str, Any]:
             "methods": list(one.methods),
             "severity": one.severity,
         }
-        for one in report.found[-MOST_ANOMALIES:]
+        for one in sorted(report.strongest(MOST_ANOMALIES), key=lambda one: one.step)
     ]
     told = {"sensitivity": report.sensitivity, "samples": report.samples, "total": report.total}
-    return {**told, "layers": list(layers.values()), "found": newest}
+    told["unseen_steps"] = report.unseen_steps
+    return {**told, "layers": list(layers.values()), "found": strongest}

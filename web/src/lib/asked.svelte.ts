@@ -45,8 +45,8 @@ export class Asked<T> {
     this.#asking = null;
     this.loading = this.slow = false;
     this.error = wrong instanceof Refused ? wrong.message : wrong ? "the server does not answer" : null;
-    if (data || (wrong instanceof Refused && wrong.status === 404)) this.data = data;
+    if (data || wrong instanceof Refused) this.data = data; // never an older answer under a newer question
     if (this.#wanted !== null && this.#wanted !== path) void this.#fetch(this.#wanted);
-    else if (wrong && !(wrong instanceof Refused)) setTimeout(() => this.#again++, RETRY_MS);
+    else if (wrong && !(wrong instanceof Refused && wrong.status !== 503)) setTimeout(() => this.#again++, RETRY_MS);
   }
 }

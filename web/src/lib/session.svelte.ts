@@ -163,7 +163,9 @@ export class Session {
 
   async readLoss(): Promise<void> {
     if (this.run?.series.includes("loss")) {
+      const name = this.name;
       const loss = await ask<Series>(this.path("/api/series", { metric: "loss", points: this.settings.max_history }));
+      if (name !== this.name) return;
       const broken = new Set(loss.nan_steps);
       this.whole = loss.rows === loss.steps.length;
       this.losses = loss.steps.map((step, at) => ({ step, value: broken.has(step) ? NaN : real(loss.max[at]) }));
@@ -188,8 +190,9 @@ export class Session {
 
   async readBreakpoints(): Promise<void> {
     if (!this.where.attached) return;
+    const name = this.name;
     const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint")).catch(() => ({})); // no training process: none
-    this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
+    if (name === this.name) this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
   }
 
   // -- the stream -----------------------------------------------------------------------------------------------------
@@ -221,7 +224,7 @@ export class Session {
   changed(now: Where): void {
     const before = this.where;
     this.where = now;
-    if (now.state === "paused" && (before.state !== "paused" || before.layer !== now.layer || before.step !== now.step)) {
+    if (now.state === "paused" && (before.state !== "paused" || before.layer !== now.layer || before.step !== now.step || before.phase !== now.phase)) {
       this.said = `Paused at ${now.layer ?? "the end of the step"}, step ${now.step}`;
       if (this.pausedAt === null) this.stood = now.layer ?? null;
       void this.readBreakpoints();

@@ -73,7 +73,7 @@ export interface Resources {
   cpu: Record<string, Curve>; memory: Record<string, Curve>; gpu: Record<string, Record<string, Curve>>;
 }
 export interface AnomalyAnswer {
-  samples: number; total: number; sensitivity: number; layers: { layer: string; count: number; severity: Num }[];
+  samples: number; total: number; unseen_steps?: number; sensitivity: number; layers: { layer: string; count: number; severity: Num }[];
   found: { step: number; layer: string | null; metrics: string[]; methods: string[]; severity: Num }[];
 }
 
@@ -85,7 +85,7 @@ export interface CheckAnswer {
 export interface Tensor {
   shape: number[]; dtype: string; device: string; stats: Record<string, Num> | null;
   histogram: { low: number; high: number; counts: number[] } | null; slice: string | null; slice_shape: number[];
-  values: Num[]; cut: boolean;
+  values: Num[]; cut: boolean; proof?: string;
 }
 
 export interface Side {
