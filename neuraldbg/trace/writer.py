@@ -34,6 +34,8 @@ FACTS_CHUNK_BYTES: Final = 1_000_000
 BALLAST_BYTES: Final = 65_536  # given back on a full disk at close, so that the end and the drops can be told
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
+YOUNG_S: Final = 10.0  # a run that ends soon after it began is not to lose much: so long it writes every EARLY_S
+EARLY_S: Final = 0.2
 SOONEST_S: Final = 0.05  # who watches may have it no more often
 AHEAD: Final = 0.8  # of the time between two looks
 WATCHED_S: Final = 3.0  # so long after the last word of who watches
@@ -108,6 +110,7 @@ class TraceWriter:
         self._wake = threading.Event()
         self._ballast = self.directory / "ballast"
         self._interval_s, self._watched = flush_interval_s, (flush_interval_s, 0.0)  # how often, until when
+        self._began_s = time.monotonic()
         self._thread: threading.Thread | None = None
         self._sources: list[Callable[[TraceWriter], None]] = []
         self._draining = 0  # the thread that is in a source now
@@ -178,7 +181,9 @@ class TraceWriter:
 
     def _turn_s(self) -> float:
         every_s, until_s = self._watched
-        return min(self._interval_s, every_s) if time.monotonic() < until_s else self._interval_s
+        now = time.monotonic()
+        own_s = min(self._interval_s, EARLY_S) if now - self._began_s < YOUNG_S else self._interval_s
+        return min(own_s, every_s) if now < until_s else own_s
 
     def close(self) -> None:
         """Writes everything, ends the thread, closes the files. A second call does nothing."""

@@ -149,7 +149,7 @@ def test_the_page_goes_on_when_its_server_was_killed_and_another_came(browser: A
             one for one in psutil.Process().children(recursive=True) if "surfaces.viewer" in str(one.cmdline())
         )
         viewer.kill()
-        until(page, lambda: page.get_by_test_id("state").inner_text() == "CONNECTING")
+        until(page, lambda: page.get_by_test_id("state").inner_text() in ("CONNECTING", "SERVER GONE"))
         before = number(page)
         with viewing(tmp_path / "live", port=int(address.rpartition(":")[2])) as again:
             assert again == address

@@ -93,7 +93,7 @@ def test_a_layer_has_its_histograms_and_curves(lone: Open, reports: Reports) -> 
 
 def test_what_a_file_cannot_do_is_said(lone: Open, reports: Reports) -> None:
     page = lone(reports["crashed"], query="?view=breakpoints")
-    page.get_by_text("No training process is attached").first.wait_for()
+    page.get_by_text("This is a report: conditions are tried on the page of").first.wait_for()
     page.keyboard.press("p")
     page.get_by_text("No training process is attached to this run").wait_for()
     assert text(page, "state") == "CRASHED"

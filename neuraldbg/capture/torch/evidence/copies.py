@@ -63,7 +63,7 @@ class Copies:
         """Where steps are short a search takes as long as many of them: not before it is a small part of the time."""
         budget = self.core.budget
         budget.set_aside(took_ns)
-        patience = took_ns / (SHARE * budget.bare_ns) if budget.bare_ns else 0.0
+        patience = took_ns / (SHARE * budget.bare_ns) if budget.share and budget.bare_ns else 0.0
         self._next_look = max(self._updates * AGAIN, self._updates + int(patience))
 
     def _search(self) -> Iterator[tuple[nn.Module, nn.Module, Model]]:
