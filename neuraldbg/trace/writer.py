@@ -36,6 +36,7 @@ FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
 YOUNG_S: Final = 10.0  # a run that ends soon after it began is not to lose much: so long it writes every EARLY_S
 EARLY_S: Final = 0.2
+USUAL_S: Final = 1.0
 SOONEST_S: Final = 0.05  # who watches may have it no more often
 AHEAD: Final = 0.8  # of the time between two looks
 WATCHED_S: Final = 3.0  # so long after the last word of who watches
@@ -82,7 +83,7 @@ class TraceWriter:
         *,
         rank: int | None = None,
         max_disk_bytes: int = 2_000_000_000,
-        flush_interval_s: float = 1.0,
+        flush_interval_s: float | None = None,
         ring_rows: int = 65_536,
         threaded: bool = True,
     ) -> None:
@@ -109,8 +110,8 @@ class TraceWriter:
         self._closed = self._stop = False
         self._wake = threading.Event()
         self._ballast = self.directory / "ballast"
-        self._interval_s, self._watched = flush_interval_s, (flush_interval_s, 0.0)  # how often, until when
-        self._began_s = time.monotonic()
+        self._young_s, self._interval_s = (EARLY_S, USUAL_S) if flush_interval_s is None else 2 * (flush_interval_s,)
+        self._watched, self._began_s = (self._interval_s, 0.0), time.monotonic()  # how often, until when
         self._thread: threading.Thread | None = None
         self._sources: list[Callable[[TraceWriter], None]] = []
         self._draining = 0  # the thread that is in a source now
@@ -182,7 +183,7 @@ class TraceWriter:
     def _turn_s(self) -> float:
         every_s, until_s = self._watched
         now = time.monotonic()
-        own_s = min(self._interval_s, EARLY_S) if now - self._began_s < YOUNG_S else self._interval_s
+        own_s = self._young_s if now - self._began_s < YOUNG_S else self._interval_s
         return min(own_s, every_s) if now < until_s else own_s
 
     def close(self) -> None:
