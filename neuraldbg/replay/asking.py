@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from neuraldbg.capture.attachment import package_parent
 from neuraldbg.capture.torch.recording.environment import changed_files
 from neuraldbg.errors import NotRecorded
 from neuraldbg.records import RunInfo
 from neuraldbg.replay.recorded import Recorded
 from neuraldbg.replay.recreate import ANSWER, Errand
-from neuraldbg.replay.running import OUTPUT, last_words, quiet_environment, wait_for
+from neuraldbg.replay.running import OUTPUT, last_words, run_apart
 from neuraldbg.replay.scratch import differences, look, scratch_copy
 
 
@@ -64,20 +61,9 @@ def _errand(
 
 
 def _run(errand: Errand, seconds: float) -> tuple[int, bool]:
-    code = f"import sys; sys.path.append({package_parent()!r}); from neuraldbg.replay.recreate import main; main()"
     file = Path(errand.out) / "errand.json"
     file.write_text(errand.to_json(), encoding="utf-8")
-    with open(Path(errand.out) / OUTPUT, "wb") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, str(file)],
-            cwd=errand.scratch,
-            env=quiet_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        return wait_for(process, seconds)
+    return run_apart("recreate", file, errand.scratch, Path(errand.out) / OUTPUT, seconds)
 
 
 def _answer(errand: Errand, code: int, *, late: bool, seconds: float) -> dict[str, Any]:

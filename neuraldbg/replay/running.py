@@ -98,13 +98,20 @@ class Bench:
 
 def run_arm(plan: ArmPlan, output: Path, seconds: float) -> tuple[int, bool]:
     """The exit code of an arm that is run as a process of its own, and whether its time ran out."""
-    code = f"import sys; sys.path.append({package_parent()!r}); from neuraldbg.replay.arm import main; main()"
-    with tempfile.TemporaryDirectory(prefix="neuraldbg-arm-") as folder, open(output, "wb") as said:
+    with tempfile.TemporaryDirectory(prefix="neuraldbg-arm-") as folder:
         file = Path(folder) / "arm.json"
         file.write_text(plan.to_json(), encoding="utf-8")
+        return run_apart("arm", file, plan.scratch, output, seconds)
+
+
+def run_apart(room: str, file: Path, scratch: str, output: Path, seconds: float) -> tuple[int, bool]:
+    """`main` of a module of this package, told by a file, as a process of its own in the scratch copy: its exit code,
+    and whether its time ran out."""
+    code = f"import sys; sys.path.append({package_parent()!r}); from neuraldbg.replay.{room} import main; main()"
+    with open(output, "wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(file)],
-            cwd=plan.scratch,
+            cwd=scratch,
             env=quiet_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=said,
