@@ -12,6 +12,10 @@ NEWCOMER_IN_FULL = 10  # for an optimizer that turns up later
 PASSES_IN_FULL = 64
 NEWCOMERS = 10  # of them that get it
 LONGEST_PERIOD = 1000  # steps: even a tiny model is looked at now and then
+PATIENCE_NS = 10 * 10**9  # of somebody who watches a slow training and waits for numbers
+LONGEST_STEP = 4  # times a usual one: longer steps do not count for more
+NOTICED_NS = 10**8  # a training that is held for longer is held for a person
+MOST_TURNS = 8  # of a loss that stops being a number: after each a step is watched in full
 QUIET_EVERY = 16  # steps: under a budget one of so many is quiet, to hold the others against
 LARGE_EVERY = 4  # full steps: under a budget large tensors are measured in one of so many
 LARGE_SHARE = 8  # a tensor is large that is more than this part of what a full step reads
@@ -75,10 +79,13 @@ class SamplingBudget:
         self._full_until = FIRST_IN_FULL
         self._newcomers = 0
         self._since_full = 0
-        self._wait = 1  # steps from the last full look to the next
+        self._trained_ns = 0.0  # since the last full look
+        self._wait, self._patience_ns = 1, math.inf  # from the last full look to the next: steps, and at most so long
         self._since_quiet = 0
         self._since_watch = 0
         self._fulls = 0  # full steps after the first ones
+        self._asked = self.thorough = False  # the next step, and this one: in full, and nothing left out
+        self._turns, self._loss_is_bad = 0, False
         self._start_sampled = 0
         self.read_bytes = 0  # of tensors, in the last full step that left none out
         self.beside = Beside()
@@ -89,7 +96,7 @@ class SamplingBudget:
 
     def step_done(self, *, wall_ns: int, own_ns: int) -> None:
         """Account for the step that just ended, and decide how the next one is watched."""
-        starting = self.starting
+        starting = self.steps < self._full_until
         self.steps += 1
         self.passes = 0
         wall_ns, own_ns, self._held_ns = wall_ns - self._held_ns, own_ns - self._held_ns, 0
@@ -107,9 +114,12 @@ class SamplingBudget:
             self._start = (self.own_ns, self.wall_ns)
             self._start_sampled = self.sampled
         self._since_full = 0 if self.full else self._since_full + 1
+        usual = LONGEST_STEP * (self._bare.value or 0.0)  # where the process was stopped meanwhile
+        self._trained_ns = 0.0 if self.full else self._trained_ns + min(max(wall_ns - own_ns, 0), usual)
         self._since_quiet = self._since_quiet + 1 if self.full and not starting else 0
         self._since_watch = 0 if self.watching else self._since_watch + 1
-        self.full = self._next_is_full()
+        self.thorough, self._asked = self._asked and self.share != 0.0, False
+        self.full = self.thorough or self._next_is_full()
         self.watching = self.full or self._next_is_watched()
 
     def pass_in_full(self, own_ns: int, now_ns: int) -> bool:
@@ -134,6 +144,15 @@ class SamplingBudget:
         if self._newcomers <= NEWCOMERS:
             self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)
 
+    def loss_told(self, loss: float | None) -> None:
+        """Where a loss stops being a number, the step after it is watched in full: who comes to see what broke would
+        else find the layers as they were before it did."""
+        bad = loss is not None and not math.isfinite(loss)
+        if bad and not self._loss_is_bad and self._turns < MOST_TURNS:
+            self._turns += 1
+            self._asked = True
+        self._loss_is_bad = bad
+
     @property
     def starting(self) -> bool:
         """Whether these are the first steps of a training: they are looked at in every way."""
@@ -149,8 +168,10 @@ class SamplingBudget:
         self._aside_ns += own_ns
 
     def held(self, held_ns: int) -> None:
-        """A breakpoint kept the training waiting: that is neither its time nor ours."""
+        """A breakpoint kept the training waiting: that is neither its time nor ours. Where somebody stood there, a step
+        after it is watched in full for them."""
         self._held_ns += held_ns
+        self._asked = self._asked or held_ns > NOTICED_NS
 
     def watch_cost(self, own_ns: int) -> None:
         """What one look at the gradient norms cost."""
@@ -158,15 +179,15 @@ class SamplingBudget:
         self._watch_ns += own_ns
 
     def _next_is_full(self) -> bool:
-        if self.share is None:
-            return True
-        if self.share == 0.0:
-            return False
-        if self.starting:
+        if not self.share:
+            return self.share is None
+        if self.steps < self._full_until:
             return True
         if self._since_full == 0:
-            self._wait = self.period  # settled now: where a slow step decided, full steps would follow slow ones
-        return self._since_full + 1 >= self._wait and self._since_quiet + 1 < QUIET_EVERY
+            # settled now: where a slow step decided, full steps would follow slow ones
+            self._wait, self._patience_ns = self.period, self._patience()
+        due = self._since_full + 1 >= self._wait or self._trained_ns >= self._patience_ns
+        return due and self._since_quiet + 1 < QUIET_EVERY
 
     def _next_is_watched(self) -> bool:
         if self.always_watch:
@@ -195,10 +216,18 @@ class SamplingBudget:
         extra = self.beside.extra
         return self._period(max(own, 0.0 if extra is None else extra.ns))
 
+    def _patience(self) -> float:
+        """On a busy machine what a full step costs is guessed too high by chance, and slow steps make a long wait of
+        it. What is certain to cost no more than its half comes after some seconds of training all the same."""
+        own = (self._full.value or 0.0) - (self._quiet.value or 0.0)
+        extra = self.beside.extra
+        certain = max(own, 0.0 if extra is None else extra.low_ns)
+        return max(PATIENCE_NS, certain / (self.share / 2)) if self.share else math.inf
+
     @property
     def large_bytes(self) -> int | None:
         """Tensors above it are left out of this full step; None = every one is measured."""
-        if not self.share or self.starting or self._fulls % LARGE_EVERY == 0:
+        if not self.share or self.starting or self.thorough or self._fulls % LARGE_EVERY == 0:
             return None
         return max(LARGE_BYTES, self.read_bytes // LARGE_SHARE)
 

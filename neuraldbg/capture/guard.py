@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
+from neuraldbg.capture.kernels import frameless
 from neuraldbg.errors import StoppedOnNaN
 
 log = logging.getLogger("neuraldbg")  # not warnings.warn: under `-W error` that would stop the run
@@ -17,7 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Guard:
     """Switches off, after its first failure, the one thing that failed: a place, or a place for one sort of subject.
 
-    `strict` (tests) lets failures through. `undisturbed` gives the context our own work runs in.
+    `strict` (tests) lets failures through. `undisturbed` gives the context our own work runs in; `quick` makes of an
+    observer what runs it there without a frame.
     """
 
     def __init__(
@@ -26,17 +28,25 @@ class Guard:
         strict: bool = False,
         report: Callable[[str], None] | None = None,
         undisturbed: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        quick: Callable[..., Any] | None = None,
     ) -> None:
         self.strict = strict
         self.report = report
         self.undisturbed = undisturbed
+        self.quick = quick
         self.broken: dict[tuple[str, Any], str] = {}
+        self.unheard: tuple[type[Exception], ...] = ()  # what fails like this is left out without a word
 
     def shield(self, place: str, subject: Callable[..., Any] | None = None) -> Callable[[F], F]:
         """Wrap an observer so that nothing it raises reaches user code; its result is then None.
 
         `subject` names, from the arguments, what exactly is watched: only that is given up when it fails.
         """
+
+        def caught(args: tuple[Any, ...], error: Exception) -> None:
+            if self._goes_through(error):
+                raise error
+            self.failed(place, subject(*args) if subject else None, error)
 
         def decorate(observe: F) -> F:
             @wraps(observe)
@@ -46,15 +56,13 @@ class Guard:
                 try:
                     with self.undisturbed():
                         return observe(*args, **kwargs)
-                except StoppedOnNaN:
-                    raise  # what the user asked for
                 except Exception as error:
-                    if self.strict:
+                    if self._goes_through(error):
                         raise
-                    self.failed(place, subject(*args) if subject else None, error)
-                    return None
+                    return caught(args, error)
 
-            return call  # type: ignore[return-value]
+            made: Any = call if self.quick is None else self.quick(observe, call, caught, self)
+            return made  # type: ignore[no-any-return]
 
         return decorate
 
@@ -69,10 +77,8 @@ class Guard:
                     return None
                 try:
                     return observe(*args)
-                except StoppedOnNaN:
-                    raise
                 except Exception as error:
-                    if self.strict:
+                    if self._goes_through(error):
                         raise
                     self.failed(place, None, error)
                     return None
@@ -85,21 +91,30 @@ class Guard:
         """The same for many who are called one after the other, without a frame for each. Whoever fails is named by
         `leave_out`, which sees to it that it is not called again."""
 
+        def caught(notice: Callable[..., Any], error: Exception) -> None:
+            if self._goes_through(error):
+                raise error
+            self.failed(leave_out(notice), None, error)
+
         def tell(notices: list[Callable[..., Any]], *args: Any) -> None:
             for notice in notices:
                 try:
                     notice(*args)
-                except StoppedOnNaN:
-                    raise
                 except Exception as error:
-                    if self.strict:
+                    if self._goes_through(error):
                         raise
-                    self.failed(leave_out(notice), None, error)
+                    caught(notice, error)
 
-        return tell
+        return tell if frameless.tell is None else partial(frameless.tell, caught)
+
+    def _goes_through(self, error: Exception) -> bool:
+        """What the user asked for does; in tests everything that is said."""
+        return isinstance(error, StoppedOnNaN) or (self.strict and not isinstance(error, self.unheard))
 
     def failed(self, place: str, subject: Any, error: BaseException) -> None:
         self.broken[place, subject] = repr(error)
+        if isinstance(error, self.unheard):
+            return
         what = f"{place} of {subject}" if subject is not None else place
         text = f"stopped watching {what}: {type(error).__name__}: {error}; training continues"
         log.warning("%s", text)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from neuraldbg.capture.kernels import frameless
 
 V = TypeVar("V")
 
 
-class IdentityTable(Generic[V]):
-    """Like a WeakKeyDictionary, for keys with an `__eq__` or `__hash__` of their own (tensors, users' modules)."""
+class Entries(Generic[V]):
+    """What is asked for at every step; C has the same."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Any], V]] = {}
@@ -18,6 +20,24 @@ class IdentityTable(Generic[V]):
     def get(self, key: Any) -> V | None:
         entry = self._entries.get(id(key))
         return entry[1] if entry is not None and entry[0]() is key else None
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+if TYPE_CHECKING or frameless.Identities is None:
+    Looked = Entries
+else:
+
+    class Looked(frameless.Identities, Generic[V]):
+        pass
+
+
+class IdentityTable(Looked[V]):
+    """Like a WeakKeyDictionary, for keys with an `__eq__` or `__hash__` of their own (tensors, users' modules)."""
 
     def __getitem__(self, key: Any) -> V:
         value = self.get(key)
@@ -34,12 +54,6 @@ class IdentityTable(Generic[V]):
                 del self._entries[number]
 
         self._entries[number] = (weakref.ref(key, forget), value)
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(key) is not None
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def pop(self, key: Any) -> None:
         self._entries.pop(id(key), None)

@@ -21,6 +21,7 @@ PREFIX: Final = "resource."  # of the series
 _JOIN_S: Final = 2.0  # a driver that hangs may cost the close this much, not more
 _SM, _MEMORY = 1, 2  # clocks, by NVML's numbers
 THROTTLED: Final = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x8}  # bits of NVML's reasons
+_MEMORY_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _NVIDIA: Final = ("/dev/nvidiactl", "/dev/dxg")
 Reading = Mapping[str, float | None]
 
@@ -80,7 +81,7 @@ def host_allocated_bytes() -> int | None:
 
 
 def machine() -> dict[str, int | None]:
-    """Cores this process may use, and memory of the machine and of its first device."""
+    """Cores this process may use, and memory of the machine, or of the container it is in."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -89,7 +90,19 @@ def machine() -> dict[str, int | None]:
         memory: int | None = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         memory = None
-    return {"cores": cores or None, "memory_bytes": memory}
+    limits = [limit for limit in (memory, _memory_limit()) if limit is not None]
+    return {"cores": cores or None, "memory_bytes": min(limits, default=None)}
+
+
+def _memory_limit() -> int | None:
+    """What a container leaves to its processes; None where there is no such limit."""
+    for path in _MEMORY_LIMITS:
+        try:
+            with open(path, "rb") as file:
+                return int(file.read())
+        except (OSError, ValueError):  # no container, or "max"
+            continue
+    return None
 
 
 def device_total_bytes() -> int | None:

@@ -7,7 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from neuraldbg.capture.budget import FIRST_IN_FULL, LONGEST_PERIOD, QUIET_EVERY, SamplingBudget
+from neuraldbg.capture.budget import (
+    FIRST_IN_FULL,
+    LONGEST_PERIOD,
+    MOST_TURNS,
+    PATIENCE_NS,
+    QUIET_EVERY,
+    SamplingBudget,
+)
 
 MS = 1_000_000
 
@@ -151,3 +158,74 @@ def test_a_step_during_which_the_process_was_stopped_allows_nothing() -> None:
         stopped = 3_600 * 10**9 if number % 4 == 3 else 0
         budget.step_done(wall_ns=10_000_000 + stopped, own_ns=10_000)
     assert budget.bare_ns == 10_000_000 - 10_000
+
+
+def looked_at(budget: SamplingBudget, losses: list[float]) -> list[int]:
+    """Steps of 10 ms that are far too dear to be watched again; those that were, after the first ones."""
+    found = []
+    for loss in losses:
+        if budget.full:
+            found.append(budget.steps)
+        budget.loss_told(loss)
+        budget.step_done(wall_ns=110 * MS if budget.full else 10 * MS, own_ns=100 * MS if budget.full else 0)
+    return found[FIRST_IN_FULL:]
+
+
+def test_the_step_after_a_loss_that_broke_is_watched_in_full() -> None:
+    broken = [1.0] * 50 + [float("nan")] * 50
+    budget = SamplingBudget(0.01)
+    assert looked_at(budget, broken) == [51]
+    assert looked_at(SamplingBudget(0.01), [1.0] * 50 + [float("inf")] + [1.0] * 50) == [51]
+    assert looked_at(SamplingBudget(0.01), [1.0] * 100) == []
+    assert looked_at(SamplingBudget(0.0), broken) == []
+
+
+def test_a_loss_that_breaks_again_and_again_is_not_followed_for_ever() -> None:
+    looked = looked_at(SamplingBudget(0.01), [1.0] * 40 + [float("nan"), 1.0] * 100)
+    assert looked == [41 + 2 * turn for turn in range(MOST_TURNS)]
+
+
+def test_nothing_is_left_out_of_the_step_after_a_break() -> None:
+    budget = SamplingBudget(0.01)
+    budget.read_bytes = 80 * 2**20
+    for _ in range(FIRST_IN_FULL + 1):
+        budget.step_done(wall_ns=10 * MS, own_ns=0)
+    assert budget.large_bytes is not None
+    budget.loss_told(float("nan"))
+    budget.step_done(wall_ns=10 * MS, own_ns=0)
+    assert (budget.full, budget.large_bytes) == (True, None)
+
+
+def test_somebody_who_held_the_training_sees_a_step_after_it_in_full() -> None:
+    budget = SamplingBudget(0.01)
+    looked_at(budget, [1.0] * 60)
+    assert not budget.full
+    budget.held(MS)  # a breakpoint that nobody stood at
+    budget.step_done(wall_ns=10 * MS, own_ns=0)
+    assert not budget.full
+    budget.held(5_000 * MS)
+    budget.step_done(wall_ns=5_010 * MS, own_ns=5_000 * MS)
+    assert budget.full
+
+
+def test_slow_steps_are_not_left_unwatched_for_minutes() -> None:
+    """The ledger alone takes what is allowed, which would leave a thousand steps of a second each unwatched."""
+    looked = steps(SamplingBudget(0.01), 200, bare_ms=1000, full_ms=16, quiet_ms=11)
+    gaps = {after - before for before, after in pairwise(looked[FIRST_IN_FULL:])}
+    assert gaps == {PATIENCE_NS // (1000 * MS) + 1}
+
+
+def test_a_machine_that_becomes_slow_keeps_nobody_waiting() -> None:
+    budget = SamplingBudget(0.01)
+    steps(budget, FIRST_IN_FULL, bare_ms=1, full_ms=5)  # by which a thousand steps are to pass
+    looked = steps(budget, 60, bare_ms=1000, full_ms=5)
+    assert looked
+    assert looked[0] - FIRST_IN_FULL <= 25  # what is usual has to be learnt first
+
+
+def test_patience_never_costs_more_than_its_half_of_the_share() -> None:
+    budget = SamplingBudget(0.01)
+    looked = steps(budget, 600, bare_ms=1000, full_ms=500)
+    assert looked[-1] - looked[-2] == 100  # 0.5 s each 100 s are half a percent, however long that is
+    assert budget.ratio_after_start is not None
+    assert budget.ratio_after_start <= 0.01

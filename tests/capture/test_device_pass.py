@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.kernels import twin
-from neuraldbg.capture.kernels.device import KINDS, PLANS, DevicePass, readable
+from neuraldbg.capture.kernels.device import KINDS, PLANS, DevicePass, packed, readable, readable_in_rows
 from neuraldbg.capture.kernels.elements import WIDTH, Element, Row
 from neuraldbg.capture.torch.device import _Buffer, _shared
 from neuraldbg.capture.torch.stats import from_device_row
@@ -70,6 +70,57 @@ def rows_of(device_pass: DevicePass, count: int) -> list[Row]:
     rows = torch.full((count, 9), -1.0, dtype=torch.float64, device=DEVICE)
     device_pass.finish_into(rows)
     return [from_device_row(row) for row in rows.tolist()]
+
+
+def with_gaps(element: Element, shape: tuple[int, ...], gap: int) -> Tensor:
+    """Rows as a compiler lays them out: with elements between them that belong to nobody."""
+    *rows, length = shape
+    everything = some(element, math.prod(rows) * (length + gap)).reshape(*rows, length + gap)
+    return everything[..., :length]
+
+
+@needs_triton
+@pytest.mark.parametrize("element", [Element.float32, Element.bfloat16], ids=lambda element: element.name)
+@pytest.mark.parametrize("length", [1025, 9001])
+def test_rows_with_gaps_between_them_are_read_without_the_gaps(
+    device_pass: DevicePass, element: Element, length: int
+) -> None:
+    gap = -length % 16 or 16
+    tensors = [with_gaps(element, (5, length), gap), with_gaps(element, (2, 3, length), gap)]
+    tensors[1][1, 2, -1] = math.nan
+    for row, tensor in enumerate(tensors):
+        assert not readable(tensor)
+        assert readable_in_rows(tensor)
+        assert device_pass.measure(tensor, row)
+    for found, tensor in zip(rows_of(device_pass, 2), tensors, strict=True):
+        assert_alike(found, twin.measure(bytes_of(tensor.contiguous()), element))
+
+
+def test_only_long_rows_at_even_distances_are_read_one_by_one() -> None:
+    wide = torch.zeros(8, 2, 1040)
+    assert readable_in_rows(wide[:, :, :1025])
+    assert not readable_in_rows(wide[:, :, :100]), "shorter than a launch is worth"
+    assert not readable_in_rows(wide[:, :, 1:1026]), "begins at an odd address"
+    assert not readable_in_rows(torch.zeros(8, 1037)[:, :1025]), "the second row begins at an odd address"
+    assert not readable_in_rows(wide[:, :1, :1025].expand(8, 3, 1025)), "the same row several times"
+    assert not readable_in_rows(torch.zeros(2, 8, 2, 1040)[:, ::2, :, :1025]), "not one distance"
+    assert not readable_in_rows(wide[:, :, :1025].transpose(1, 2))
+
+
+def test_a_small_tensor_with_an_odd_layout_is_copied_to_be_read() -> None:
+    ids = torch.arange(4 * 1025).reshape(4, 1025)[:, :-1]
+    copy = packed(ids)
+    assert copy is not None
+    assert not readable(ids)
+    assert readable(copy)
+    assert torch.equal(copy, ids)
+    twice = torch.ones(3, 1).expand(3, 5)
+    again = packed(twice)
+    assert again is not None
+    assert again.is_contiguous()
+    assert packed(torch.zeros(4096, 1025)[:, ::2]) is None, "too large to be copied"
+    assert packed(torch.zeros(0, 3)) is None
+    assert packed(torch.zeros(4, dtype=torch.complex64)[::2]) is None
 
 
 @needs_triton

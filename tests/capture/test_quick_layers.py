@@ -25,6 +25,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def _nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C steps aside for good where torch.compile was called, as other tests of this process do."""
+    monkeypatch.setattr("neuraldbg.capture.torch.quick.compiled", lambda: False)
+
+
 class Odd(nn.Module):
     """Outputs that C leaves to Python, beside one that it does not."""
 

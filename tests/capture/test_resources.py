@@ -15,7 +15,7 @@ import pytest
 from forkserver import ForkServer
 
 from neuraldbg.analysis.profile import resources
-from neuraldbg.capture.resources import Nvml, Processor, ResourceSampler, rss_bytes, visible_devices
+from neuraldbg.capture.resources import Nvml, Processor, ResourceSampler, machine, rss_bytes, visible_devices
 from neuraldbg.trace import open_trace
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -138,6 +138,18 @@ def test_a_device_tells_what_it_can() -> None:
 )
 def test_only_devices_that_are_left_to_the_process_are_asked(visible: str | None, names: list[str]) -> None:
     assert list(visible_devices(library(), visible)) == names
+
+
+@pytest.mark.parametrize(("limit", "told"), [("1073741824\n", 2**30), ("max\n", None), (None, None)])
+def test_a_container_has_no_more_memory_than_its_limit(
+    limit: str | None, told: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr("neuraldbg.capture.resources._MEMORY_LIMITS", ())
+    whole = machine()["memory_bytes"]
+    monkeypatch.setattr("neuraldbg.capture.resources._MEMORY_LIMITS", (str(tmp_path / "memory.max"),))
+    assert machine()["memory_bytes"] == (whole if told is None else told)
 
 
 def test_a_machine_without_a_driver_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,9 +204,9 @@ def test_a_failure_of_ours_at_a_stop_reaches_no_user(tmp_path: Path) -> None:
 
     gate = Gate()
     gate.prompt = Visitor()
-    gate.on_event.append(stumble)
     with watching(tmp_path, gate=gate, strict=False) as capture:
         gate.breakpoints.add("2")
+        gate.on_event.append(stumble)
         assert len(train(net(), 3)) == 3
         assert ("stopping", None) in capture.core.guard.broken
 

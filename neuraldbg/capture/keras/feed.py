@@ -6,6 +6,7 @@ another one, for that very length, and round otherwise.
 
 from __future__ import annotations
 
+from types import GeneratorType
 from typing import Any
 
 
@@ -14,6 +15,8 @@ def can_feed(iterator: Any) -> bool:
     batch may be open."""
     import tensorflow as tf
 
+    if isinstance(iterator, GeneratorType):  # train_on_batch
+        return True
     if not isinstance(iterator, tf.data.Iterator):
         return False
     parts = tf.nest.flatten(iterator.element_spec)
@@ -26,6 +29,8 @@ def feed(batch: Any, like: Any) -> Any:
     """An iterator of this one batch, of the same type as `like`."""
     import tensorflow as tf
 
+    if isinstance(like, GeneratorType):
+        return (each for each in (batch,))
     if _all_known(tf.nest.flatten(like.element_spec)):
         return iter(tf.data.Dataset.from_tensors(batch))
     length = tf.nest.flatten(batch)[0].shape[0]

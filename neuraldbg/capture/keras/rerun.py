@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from time import perf_counter_ns
 from typing import Any
+
+from neuraldbg.capture.keras.values import dense
 
 Sight = tuple[Any, Any]  # a layer and what it put out
 
@@ -33,21 +36,45 @@ class Collector:
 
 
 class LayerCalls:
-    """Stands in for `keras.Layer.__call__`: does nothing but call it, unless somebody collects."""
+    """Stands in for `keras.Layer.__call__`: does nothing but call it, unless somebody collects, a tape of the user's is
+    open, or layers are places to stop at."""
 
     def __init__(self) -> None:
         self.collector: Collector | None = None
+        self.stops: Any = None
+        self.loops: Any = None
+        self._depth = 0
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            output = original(layer, *args, **kwargs)
-            collector = self.collector
-            if collector is None or next(iter(layer._layers), None) is not None:
-                return output
-            return collector.see(layer, output)
+            loops = self.loops
+            taping = loops is not None and loops.taping
+            if self.collector is None and not taping and (self.stops is None or not self.stops.open):
+                return original(layer, *args, **kwargs)
+            if taping and self.collector is None and not self._depth:
+                with loops.running(layer):
+                    return self._watched(original, layer, args, kwargs)
+            return self._watched(original, layer, args, kwargs)
 
         return __call__
+
+    def _watched(self, original: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
+        self._depth += 1
+        began = perf_counter_ns()
+        try:
+            output = original(layer, *args, **kwargs)
+        finally:
+            self._depth -= 1
+        if next(iter(layer._layers), None) is not None:
+            return output
+        if self.stops is not None and self.stops.at_layers:
+            self.stops.layer_ran(layer, args, output, perf_counter_ns() - began)
+        if self.collector is not None:
+            return self.collector.see(layer, output)
+        if self.loops is not None and self.loops.taping:
+            self.loops.see(layer, output)
+        return output
 
     @contextmanager
     def into(self, collector: Collector) -> Iterator[None]:
@@ -89,12 +116,7 @@ def rerun_tensorflow(model: Any, data: Any, calls: LayerCalls) -> Seen:
         variables = [each.value for each in model.trainable_variables]
         found = tape.gradient(loss, [*wanted, *variables])
     cut = len(wanted)
-    return Seen(loss, collector.seen, found[:cut], [_dense(each, tf) for each in found[cut:]])
-
-
-def _dense(gradient: Any, tf: Any) -> Any:
-    """Of an embedding TensorFlow gives the rows that were looked up."""
-    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+    return Seen(loss, collector.seen, found[:cut], [dense(each) for each in found[cut:]])
 
 
 @contextmanager
@@ -139,7 +161,8 @@ class RerunJax:
         self._compiled: dict[Any, tuple[Any, list[Any]]] = {}
         self._model = model
 
-    def __call__(self, state: Any, data: Any) -> Seen:
+    def __call__(self, state: Any, data: Any, *, eagerly: bool = False) -> Seen:
+        """`eagerly`: layer by layer, so that somebody can stop there."""
         import jax
         import keras
 
@@ -149,6 +172,8 @@ class RerunJax:
         if key not in self._compiled:
             self._compiled[key] = self._compile(state, batch)
         function, zeros = self._compiled[key]
+        if eagerly:
+            function = jax.value_and_grad(self._run, argnums=(0, 1), has_aux=True)
         (loss, outputs), (gradients, by_layer) = function(state[0], zeros, state, batch)
         return Seen(loss, list(zip(self._layers, outputs, strict=True)), list(by_layer), list(gradients))
 

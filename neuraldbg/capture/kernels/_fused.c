@@ -7,9 +7,11 @@
 #include <structmember.h>
 
 #include "_measure.h"
+#include "_spread.h"
 
 #define RELEASE_BYTES (1 << 20) /* below it, waiting to get the lock back costs more than the pass */
 #define WITH_HASH 1
+#define WITH_POWERS 2
 #define SET_SHIFT 8 /* flags >> 8: 1 + number of the instruction set to use, 0 = the best */
 
 typedef struct {
@@ -104,11 +106,71 @@ static PyObject *measure(PyObject *self, PyObject *const *args, Py_ssize_t given
     return row_of(&one.now, one.hash);
 }
 
+PyDoc_STRVAR(spread_doc, "spread(address, dtype, count, (mean, std, low, high), counts, flags=0) -> (l1, z, z2, z3, z4)\n\n"
+                         "Sums over the finite values of |x| and of powers of z = (x - mean) / std; counts: a writable\n"
+                         "buffer of 1 to 63 int64, the bins from low to high, that is added to. flags: 2 = with the powers of z,\n"
+                         "which are 0 without. None = a range or a\n"
+                         "spread whose products do not fit into floats.");
+
+static int read_spread(PyObject *const *args, spread_of *of, double *low, double *high, Py_buffer *counts)
+{
+    double std;
+    if (!PyArg_ParseTuple(args[3], "dddd", &of->mean, &std, low, high))
+        return 0;
+    if (PyObject_GetBuffer(args[4], counts, PyBUF_WRITABLE) < 0)
+        return 0;
+    if (counts->len % 8 || counts->len < 8 || counts->len > MOST_BINS * 8) {
+        PyBuffer_Release(counts);
+        PyErr_Format(PyExc_ValueError, "counts are 1 to %d int64", MOST_BINS);
+        return 0;
+    }
+    of->bins = (int)(counts->len / 8);
+    of->low = *low;
+    of->per_std = std > 0 ? 1 / std : 0;
+    of->per_width = *high > *low ? of->bins / (*high - *low) : 0;
+    return 1;
+}
+
+static PyObject *spread(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    job one = {0};
+    spread_of of = {0};
+    Py_buffer counts = {0};
+    double low, high;
+    unsigned long flags = given > 5 ? PyLong_AsUnsignedLong(args[5]) : 0;
+    if (given < 5 || given > 6)
+        return PyErr_Format(PyExc_TypeError, "spread takes 5 or 6 arguments, not %zd", given);
+    if (PyErr_Occurred() || !read_tensor(args, &one) || !read_spread(args, &of, &low, &high, &counts))
+        return NULL;
+    if (!spread_fits(&of, low, high, is_wide(one.dtype))) {
+        PyBuffer_Release(&counts);
+        Py_RETURN_NONE;
+    }
+    PyThreadState *released = one.count * WIDTH[one.dtype] >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+    float_state floats = plain_floats();
+    spread_sums found = spread_one(set_of(flags), one.at, one.dtype, one.count, &of, flags & WITH_POWERS, counts.buf);
+    restore_floats(floats);
+    if (released)
+        PyEval_RestoreThread(released);
+    PyBuffer_Release(&counts);
+    return Py_BuildValue("(ddddd)", found.l1, found.z[0], found.z[1], found.z[2], found.z[3]);
+}
+
+static uint64_t hash_of_bytes(const instruction_set *set, const char *at, int64_t bytes)
+{
+    hash_sums sums = {0, 0};
+    PyThreadState *released = bytes >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+    set->hash((const unsigned char *)at, (size_t)(bytes / 8), 0, &sums);
+    uint64_t found = finished(sums, at, bytes);
+    if (released)
+        PyEval_RestoreThread(released);
+    return found;
+}
+
 PyDoc_STRVAR(hash_doc, "hash(address, bytes, flags=0) -> int");
 
 static PyObject *hash(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
-    hash_sums sums = {0, 0};
     long long bytes = 0;
     const char *at = given > 0 ? PyLong_AsVoidPtr(args[0]) : NULL;
     unsigned long flags = given > 2 ? PyLong_AsUnsignedLong(args[2]) : 0;
@@ -116,12 +178,7 @@ static PyObject *hash(PyObject *self, PyObject *const *args, Py_ssize_t given)
         return PyErr_Format(PyExc_TypeError, "hash takes 2 or 3 arguments, not %zd", given);
     if (PyErr_Occurred() || !read_number(args[1], &bytes) || !is_tensor(at, U8, bytes))
         return NULL;
-    PyThreadState *released = bytes >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
-    set_of(flags)->hash((const unsigned char *)at, (size_t)(bytes / 8), 0, &sums);
-    uint64_t found = finished(sums, at, bytes);
-    if (released)
-        PyEval_RestoreThread(released);
-    return PyLong_FromUnsignedLongLong(found);
+    return PyLong_FromUnsignedLongLong(hash_of_bytes(set_of(flags), at, bytes));
 }
 
 static int read_job(PyObject *item, job *one)
@@ -232,12 +289,24 @@ static PyObject *sweep(PyObject *self, PyObject *const *args, Py_ssize_t given) 
 
 #include "_layers.h"
 #include "_layers_type.h"
+#include "_rows.h"
+#include "_calls.h"
+#include "_fetches.h"
+#include "_reader.h"
+#include "_frameless.h"
 
 static PyMethodDef methods[] = {
     {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, measure_doc},
+    {"spread", (PyCFunction)(void (*)(void))spread, METH_FASTCALL, spread_doc},
     {"hash", (PyCFunction)(void (*)(void))hash, METH_FASTCALL, hash_doc},
     {"measure_many", (PyCFunction)(void (*)(void))measure_many, METH_FASTCALL, many_doc},
     {"sweep", (PyCFunction)(void (*)(void))sweep, METH_FASTCALL, sweep_doc},
+#ifdef HAVE_LAYERS
+    {"shield", new_shield, METH_VARARGS, shield_doc},
+    {"hang", (PyCFunction)(void (*)(void))hang_on, METH_FASTCALL, hang_doc},
+    {"instances_of", (PyCFunction)(void (*)(void))instances_of, METH_FASTCALL, instances_doc},
+    {"tell", (PyCFunction)(void (*)(void))tell, METH_FASTCALL, tell_doc},
+#endif
     {NULL, NULL, 0, NULL},
 };
 
@@ -254,7 +323,7 @@ static int prepare(PyObject *module)
     int failed = PyModule_AddObjectRef(module, "INSTRUCTION_SETS", names);
     Py_DECREF(names);
 #ifdef HAVE_LAYERS
-    failed = failed || add_layers(module) < 0 ? -1 : 0;
+    failed = failed || add_layers(module) < 0 || add_frameless(module) < 0 ? -1 : 0;
 #endif
     return failed;
 }

@@ -52,6 +52,17 @@ typedef struct {
     uint64_t products, words;
 } hash_sums;
 
+#define MOST_BINS 63 /* of a histogram of equal widths; one more takes NaN and Inf: six bits in all */
+
+typedef struct {
+    double mean, per_std, low, per_width; /* per_std = 1 / std, per_width = bins / (high - low) */
+    int bins;
+} spread_of;
+
+typedef struct {
+    double l1, z[4]; /* sums of |x| and of the powers of z = (x - mean) / std */
+} spread_sums;
+
 typedef struct {
     chunk_sums (*sums_f32)(const loose_f32 *, size_t, float);
     chunk_sums (*sums_f64)(const loose_f64 *, size_t, double);
@@ -64,6 +75,10 @@ typedef struct {
     void (*octaves_f32)(const loose_f32 *, size_t, uint8_t *);
     void (*octaves_f64)(const loose_f64 *, size_t, uint8_t *);
     void (*hash)(const unsigned char *, size_t words, uint64_t first, hash_sums *);
+    void (*bins_f32)(const loose_f32 *, size_t, const spread_of *, uint8_t *, spread_sums *);
+    void (*bins_f64)(const loose_f64 *, size_t, const spread_of *, uint8_t *, spread_sums *);
+    void (*powers_f32)(const loose_f32 *, size_t, const spread_of *, spread_sums *);
+    void (*powers_f64)(const loose_f64 *, size_t, const spread_of *, spread_sums *);
 } instruction_set;
 
 extern uint64_t neuraldbg_keys[KEYS];

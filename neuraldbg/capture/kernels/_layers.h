@@ -43,8 +43,13 @@ typedef struct {
 } call;
 
 typedef struct {
-    PyObject_HEAD PyObject *next_seq, *missed, *missed_gradient, *tensor, *other_tensor, *strided, *modes, *wrapped;
+    PyObject *tensor, *other_tensor, *strided, *wrapped;
     PyObject *dtypes[DTYPES];
+} kinds; /* what torch calls them */
+
+typedef struct {
+    PyObject_HEAD PyObject *next_seq, *missed, *missed_gradient, *modes;
+    kinds known_as;
     PyObject *above; /* the hook after a module in Python: gets what began before us */
     stats_row *stats;
     span_row *spans;
@@ -156,7 +161,7 @@ static int number_of(PyObject *of, PyObject *name, int64_t *into)
     return value && !PyErr_Occurred() ? 1 : -1;
 }
 
-static int code_of(watch *of, PyObject *tensor)
+static int code_of(const kinds *of, PyObject *tensor)
 {
     PyObject *dtype = PyObject_GetAttr(tensor, S_dtype);
     int code = -1;
@@ -175,7 +180,7 @@ static int code_of(watch *of, PyObject *tensor)
     } while (0)
 
 /* Where the elements of a tensor lie, when they fill a piece of host memory in order: 1. Another kind of tensor: 0. */
-static int read_plain(watch *of, PyObject *tensor, job *one)
+static int read_plain(const kinds *of, PyObject *tensor, job *one)
 {
     int64_t at = 0;
     if ((PyObject *)Py_TYPE(tensor) != of->tensor && (PyObject *)Py_TYPE(tensor) != of->other_tensor)
@@ -265,7 +270,7 @@ static PyObject *gradient_arrived(PyObject *self, PyObject *const *args, size_t 
     int64_t now = clock_of(CLOCK_MONOTONIC);
     if (mine->leaf)
         charge_backward(of, now);
-    int plain = read_plain(of, args[0], &one);
+    int plain = read_plain(&of->known_as, args[0], &one);
     if (plain == 1 && not_too_large(of, &one)) {
         measure_plain(&one);
         put_stats(of, mine->site, GRADIENT, BACKWARD, mine->pass, &one.now);
@@ -286,12 +291,12 @@ static PyObject *gradient_arrived(PyObject *self, PyObject *const *args, size_t 
     Py_RETURN_NONE;
 }
 
-/* What Tensor.register_hook does, without its frame. */
-static int watch_gradient(watch *of, PyObject *output, const layer *from)
+/* What Tensor.register_hook does, without its frame. -1 = an error, 0 = a leaf, which outlives the pass, 1 = done */
+static int hang(PyObject *output, PyObject *observer)
 {
-    int leaf = attribute_is(output, S_leaf, Py_False);
-    if (leaf != 1)
-        return leaf;
+    int inner = attribute_is(output, S_leaf, Py_False);
+    if (inner != 1)
+        return inner;
     PyObject *hooks = PyObject_GetAttr(output, S_hooks);
     if (hooks == Py_None) {
         Py_DECREF(hooks);
@@ -304,11 +309,17 @@ static int watch_gradient(watch *of, PyObject *output, const layer *from)
         if (!done)
             Py_CLEAR(hooks);
     }
-    hook *mine = hooks ? new_hook(of, gradient_arrived, from->site, from->leaf) : NULL;
-    int failed = !mine || PyObject_SetItem(hooks, (PyObject *)mine, (PyObject *)mine) < 0;
-    Py_XDECREF(mine);
+    int failed = !hooks || PyObject_SetItem(hooks, observer, observer) < 0;
     Py_XDECREF(hooks);
     return failed ? -1 : 1;
+}
+
+static int watch_gradient(watch *of, PyObject *output, const layer *from)
+{
+    hook *mine = new_hook(of, gradient_arrived, from->site, from->leaf);
+    int hung = mine ? hang(output, (PyObject *)mine) : -1;
+    Py_XDECREF(mine);
+    return hung;
 }
 
 static PyObject *before_layer(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
@@ -335,7 +346,7 @@ static int write_layer(watch *of, PyObject *module, PyObject *output, const call
     Py_XDECREF(modes);
     if (active)
         return active < 0 ? -1 : 0;
-    MUST(read_plain(of, output, &one));
+    MUST(read_plain(&of->known_as, output, &one));
     if (from->timed)
         put_span(of, from->site, of->phase, of->pass, of->above_depth + of->depth, begun->start,
                  end - begun->start - (of->own - begun->own), one.count * WIDTH[one.dtype]);

@@ -68,6 +68,26 @@ static int watch_clear(PyObject *self)
     return 0;
 }
 
+static void forget_kinds(kinds *of)
+{
+    Py_CLEAR(of->tensor);
+    Py_CLEAR(of->other_tensor);
+    Py_CLEAR(of->strided);
+    Py_CLEAR(of->wrapped);
+    for (int i = 0; i < DTYPES; i++)
+        Py_CLEAR(of->dtypes[i]);
+}
+
+static void learn_kinds(kinds *of, PyObject *tensor, PyObject *other, PyObject *strided, PyObject *wrapped, PyObject *dtypes)
+{
+    of->tensor = Py_NewRef(tensor);
+    of->other_tensor = Py_NewRef(other);
+    of->strided = Py_NewRef(strided);
+    of->wrapped = Py_NewRef(wrapped);
+    for (Py_ssize_t i = 0; i < DTYPES && i < PyList_GET_SIZE(dtypes); i++)
+        of->dtypes[i] = Py_NewRef(PyList_GET_ITEM(dtypes, i));
+}
+
 static void watch_dealloc(PyObject *self)
 {
     watch *of = (watch *)self;
@@ -75,13 +95,8 @@ static void watch_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     watch_clear(self);
     Py_CLEAR(of->next_seq);
-    Py_CLEAR(of->tensor);
-    Py_CLEAR(of->other_tensor);
-    Py_CLEAR(of->strided);
     Py_CLEAR(of->modes);
-    Py_CLEAR(of->wrapped);
-    for (int i = 0; i < DTYPES; i++)
-        Py_CLEAR(of->dtypes[i]);
+    forget_kinds(&of->known_as);
     PyMem_Free(of->stats);
     PyMem_Free(of->spans);
     PyMem_Free(of->layers);
@@ -100,13 +115,8 @@ static int watch_init(PyObject *self, PyObject *args, PyObject *names)
     if (!PyArg_ParseTuple(args, "OOOOOOO!", &next, &tensor, &other, &strided, &modes, &wrapped, &PyList_Type, &dtypes))
         return -1;
     of->next_seq = Py_NewRef(next);
-    of->tensor = Py_NewRef(tensor);
-    of->other_tensor = Py_NewRef(other);
-    of->strided = Py_NewRef(strided);
     of->modes = Py_NewRef(modes);
-    of->wrapped = Py_NewRef(wrapped);
-    for (Py_ssize_t i = 0; i < DTYPES && i < PyList_GET_SIZE(dtypes); i++)
-        of->dtypes[i] = Py_NewRef(PyList_GET_ITEM(dtypes, i));
+    learn_kinds(&of->known_as, tensor, other, strided, wrapped, dtypes);
     of->stats = PyMem_Calloc(ROWS, sizeof(stats_row));
     of->spans = PyMem_Calloc(ROWS, sizeof(span_row));
     of->layers = PyMem_Calloc(SLOTS, sizeof(layer));
@@ -260,94 +270,7 @@ static PyObject *watch_drain(PyObject *self, PyObject *ignored)
     return NULL;
 }
 
-/* -- parameters ------------------------------------------------------------------------------------------------- */
-
-static PyObject *left_over(PyObject *left, PyObject *item)
-{
-    if (PyList_Append(left, item) < 0)
-        Py_CLEAR(left);
-    return left;
-}
-
-PyDoc_STRVAR(gradients_doc,
-             "gradients(step, [(site, parameter), ...], with_rows) -> (sum of squares, NaN, Inf, those it cannot read)");
-
-static PyObject *watch_gradients(PyObject *self, PyObject *args)
-{
-    watch *of = (watch *)self;
-    PyObject *items, *left = PyList_New(0);
-    long long step, nans = 0, infs = 0;
-    int with_rows;
-    double squares = 0;
-    if (!left || !PyArg_ParseTuple(args, "LO!p", &step, &PyList_Type, &items, &with_rows))
-        goto failed;
-    of->step = step;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
-        PyObject *item = PyList_GET_ITEM(items, i);
-        PyObject *gradient = PyObject_GetAttr(PyTuple_GET_ITEM(item, 1), S_grad);
-        job one = {0};
-        int plain = !gradient ? -1 : gradient == Py_None ? 2 : read_plain(of, gradient, &one);
-        if (plain == 1) {
-            measure_plain(&one);
-            const moments *m = &one.now.of;
-            squares += m->finite ? (m->m2 + m->finite * m->mean * m->mean) / (one.now.scale * one.now.scale) : 0;
-            nans += m->nans;
-            infs += m->infs;
-            if (with_rows)
-                put_stats(of, (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 0)), GRADIENT, UPDATE, -1, &one.now);
-        }
-        Py_XDECREF(gradient);
-        if (plain < 0 || PyErr_Occurred() || (plain == 0 && !left_over(left, item)))
-            goto failed;
-    }
-    return Py_BuildValue("(dLLN)", squares, nans, infs, left);
-failed:
-    Py_XDECREF(left);
-    return NULL;
-}
-
-PyDoc_STRVAR(moved_doc, "moved(step, [(site, parameter, address before or 0), ...]) -> [those it cannot read, ...]\n\n"
-                        "Of each parameter what it is now and how far it moved, in one pass over both.");
-
-static PyObject *watch_moved(PyObject *self, PyObject *args)
-{
-    watch *of = (watch *)self;
-    PyObject *items, *left = PyList_New(0);
-    long long step;
-    if (!left || !PyArg_ParseTuple(args, "LO!", &step, &PyList_Type, &items))
-        goto failed;
-    of->step = step;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
-        PyObject *item = PyList_GET_ITEM(items, i);
-        PyObject *value = PyTuple_GET_ITEM(item, 1), *before = PyTuple_GET_ITEM(item, 2);
-        int32_t site = (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 0));
-        job one = {0}, old = {0};
-        int plain = read_plain(of, value, &one);
-        if (plain == 1 && before != Py_None) {
-            plain = read_plain(of, before, &old);
-            plain = plain == 1 ? old.count == one.count && old.dtype == one.dtype : plain;
-        }
-        if (plain == 1 && before != Py_None) {
-            PyThreadState *released = one.count * WIDTH[one.dtype] >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
-            float_state floats = plain_floats();
-            measure_moved(set_of(0), one.at, old.at, one.dtype, one.count, &one.now, &one.moved);
-            restore_floats(floats);
-            if (released)
-                PyEval_RestoreThread(released);
-        } else if (plain == 1)
-            measure_plain(&one);
-        if (plain == 1)
-            put_stats(of, site, PARAMETER, UPDATE, -1, &one.now);
-        if (plain == 1 && before != Py_None)
-            put_stats(of, site, MOVED, UPDATE, -1, &one.moved);
-        if (plain < 0 || PyErr_Occurred() || (plain == 0 && !left_over(left, item)))
-            goto failed;
-    }
-    return left;
-failed:
-    Py_XDECREF(left);
-    return NULL;
-}
+#include "_parameters.h"
 
 static PyMethodDef watch_methods[] = {
     {"listen", (PyCFunction)(void (*)(void))watch_listen, METH_FASTCALL, listen_doc},

@@ -202,6 +202,77 @@ static TARGET void NAME(hash)(const unsigned char *bytes, size_t words, uint64_t
 #endif
 }
 
+/* A second look, once mean, std and range are known: the bin of each value (MOST_BINS where it is no number), the sum of
+   magnitudes, the powers of z. Vectors first, the rest one by one. */
+#ifdef VB
+typedef uint8_t NAME(vs32) __attribute__((vector_size(VB / 4)));
+typedef uint8_t NAME(vs64) __attribute__((vector_size(VB / 8)));
+#define BINS_BY_VECTOR(SCALAR, VECTOR, INTS, SMALL, MIN, SIGN)                                                         \
+    const VECTOR nought = {0}, low_ = nought + low, per_ = nought + per_width, top_ = nought + top;                    \
+    const INTS trash = (INTS){0} + MOST_BINS, sign = (INTS){0} + SIGN;                                                 \
+    VECTOR l1[2] = {{0}}, v;                                                                                           \
+    for (; i + 2 * VB / sizeof(SCALAR) <= n; i += 2 * VB / sizeof(SCALAR))                                             \
+        for (size_t k = 0; k < 2; k++) {                                                                               \
+            memcpy(&v, x + i + k * VB / sizeof(SCALAR), VB);                                                           \
+            INTS good = (INTS)(v - v == nought);                                                                       \
+            INTS bin = __builtin_convertvector((VECTOR)MIN((v - low_) * per_, top_), INTS);                            \
+            SMALL small = __builtin_convertvector((bin & good) | (trash & ~good), SMALL);                              \
+            memcpy(bins + i + k * VB / sizeof(SCALAR), &small, sizeof small);                                          \
+            l1[k] += (VECTOR)((INTS)v & sign & good);                                                                  \
+        }                                                                                                              \
+    l1[0] += l1[1];                                                                                                    \
+    for (size_t k = 0; k < VB / sizeof(SCALAR); k++)                                                                   \
+        sums->l1 += l1[0][k];
+#define POWERS_BY_VECTOR(SCALAR, VECTOR, INTS)                                                                         \
+    const VECTOR nought = {0}, mean_ = nought + mean, per_ = nought + per_std;                                         \
+    VECTOR z1 = {0}, z2 = {0}, z3 = {0}, z4 = {0}, v;                                                                  \
+    for (; i + VB / sizeof(SCALAR) <= n; i += VB / sizeof(SCALAR)) {                                                   \
+        memcpy(&v, x + i, VB);                                                                                         \
+        VECTOR z = (VECTOR)((INTS)((v - mean_) * per_) & (INTS)(v - v == nought)), square = z * z;                     \
+        z1 += z;                                                                                                       \
+        z2 += square;                                                                                                  \
+        z3 += square * z;                                                                                              \
+        z4 += square * square;                                                                                         \
+    }                                                                                                                  \
+    for (size_t k = 0; k < VB / sizeof(SCALAR); k++)                                                                   \
+        sums->z[0] += z1[k], sums->z[1] += z2[k], sums->z[2] += z3[k], sums->z[3] += z4[k];
+#else
+#define BINS_BY_VECTOR(...)
+#define POWERS_BY_VECTOR(...)
+#endif
+#define SPREAD(SCALAR, ELEMENT, BINS_OF, POWERS_OF, BINS_VECTORS, POWERS_VECTORS)                                      \
+    static TARGET void BINS_OF(const ELEMENT *x, size_t n, const spread_of *of, uint8_t *bins, spread_sums *sums)      \
+    {                                                                                                                  \
+        const SCALAR low = (SCALAR)of->low, per_width = (SCALAR)of->per_width, top = (SCALAR)of->bins - 1;             \
+        size_t i = 0;                                                                                                  \
+        BINS_VECTORS                                                                                                   \
+        for (; i < n; i++) {                                                                                           \
+            SCALAR value = x[i], at = (value - low) * per_width;                                                       \
+            int good = value - value == 0;                                                                             \
+            bins[i] = (uint8_t)(good ? (int)(at < top ? at : top) : MOST_BINS);                                        \
+            sums->l1 += good ? fabs((double)value) : 0;                                                                \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static TARGET void POWERS_OF(const ELEMENT *x, size_t n, const spread_of *of, spread_sums *sums)                   \
+    {                                                                                                                  \
+        const SCALAR mean = (SCALAR)of->mean, per_std = (SCALAR)of->per_std;                                           \
+        size_t i = 0;                                                                                                  \
+        POWERS_VECTORS                                                                                                 \
+        for (; i < n; i++) {                                                                                           \
+            double z = x[i] - x[i] == 0 ? (x[i] - mean) * per_std : 0;                                                 \
+            sums->z[0] += z, sums->z[1] += z * z, sums->z[2] += z * z * z, sums->z[3] += z * z * z * z;                \
+        }                                                                                                              \
+    }
+SPREAD(float, loose_f32, NAME(bins_f32), NAME(powers_f32),
+       BINS_BY_VECTOR(float, NAME(vf), NAME(vi32), NAME(vs32), MIN_F32, INT32_MAX),
+       POWERS_BY_VECTOR(float, NAME(vf), NAME(vi32)))
+SPREAD(double, loose_f64, NAME(bins_f64), NAME(powers_f64),
+       BINS_BY_VECTOR(double, NAME(vd), NAME(vi64), NAME(vs64), MIN_F64, INT64_MAX),
+       POWERS_BY_VECTOR(double, NAME(vd), NAME(vi64)))
+#undef SPREAD
+#undef BINS_BY_VECTOR
+#undef POWERS_BY_VECTOR
+
 static const instruction_set NAME(set) = {
 #ifdef VB
     .sums_f32 = NAME(sums_f32),
@@ -218,6 +289,10 @@ static const instruction_set NAME(set) = {
     .octaves_f32 = NAME(octaves_f32),
     .octaves_f64 = NAME(octaves_f64),
     .hash = NAME(hash),
+    .bins_f32 = NAME(bins_f32),
+    .bins_f64 = NAME(bins_f64),
+    .powers_f32 = NAME(powers_f32),
+    .powers_f64 = NAME(powers_f64),
 };
 
 #undef NAME

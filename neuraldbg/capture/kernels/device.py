@@ -25,6 +25,11 @@ MANY: Final = 1024  # pieces that keep a device busy
 MOST_AT_ONCE: Final = 1024  # tensors of one launch
 KINDS: Final = frozenset({e for e in Element if not e.name.startswith("uint")} | {Element.uint8})
 PLANS: Final = 16  # groups of tensors whose tables stay on the device
+LONG_ROW: Final = 1024  # bytes of a row from which on it is worth a program of its own
+MOST_COPIED: Final = 4 << 20  # bytes of a tensor that is copied to be read
+MOST_ROWS: Final = PARTIALS // 2
+IN_ROWS: Final = -1  # stands for the tensors of a table: rows of one tensor
+MANY_PIECES: Final = 4096  # of one tensor: more of them are added up at a time
 _WIDE: Final = 2**31  # Triton compiles whole numbers from here on as 64 bits
 
 
@@ -42,14 +47,49 @@ class _Launch:
 
 def readable(tensor: Tensor) -> bool:
     """Whether the pass can read it: a plain dense tensor of a type it knows, at an address that 16 divides."""
+    return _of_known_type(tensor) and (tensor.is_contiguous() or fills_its_memory(tensor))
+
+
+def readable_in_rows(tensor: Tensor) -> bool:
+    """Whether `measure` can read it although it is not dense: compilers leave gaps between the rows of a tensor, so
+    that each begins at an even address."""
+    return _of_known_type(tensor) and _rows_of(tensor) is not None
+
+
+def packed(tensor: Tensor) -> Tensor | None:
+    """A dense copy that the pass can read, of a small tensor that it cannot: operations of torch that a training does
+    not use itself would load a quarter of a gigabyte of kernels into the host's memory."""
+    if tensor.numel() * tensor.element_size() > MOST_COPIED or not _of_known_kind(tensor):
+        return None
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return copy if readable(copy) else None
+
+
+def _rows_of(tensor: Tensor) -> tuple[int, int, int] | None:
+    """How many, elements of each, bytes from one to the next."""
+    shape, strides, width = tensor.shape, tensor.stride(), tensor.element_size()
+    if tensor.dim() < 2 or strides[-1] != 1:
+        return None
+    pitch, rows = strides[-2], shape[-2]
+    for size, stride in zip(reversed(shape[:-2]), reversed(strides[:-2]), strict=True):
+        if size != 1 and stride != pitch * rows:
+            return None
+        rows *= size
+    fits = pitch * width % 16 == 0 and pitch >= shape[-1] and shape[-1] * width >= LONG_ROW and rows <= MOST_ROWS
+    return (rows, shape[-1], pitch * width) if fits else None
+
+
+def _of_known_type(tensor: Tensor) -> bool:
+    return _of_known_kind(tensor) and tensor.data_ptr() % 16 == 0 and tensor.data_ptr() != 0
+
+
+def _of_known_kind(tensor: Tensor) -> bool:
     code = CODES.get(tensor.dtype)
     if code not in KINDS or type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return False
     if tensor.is_nested or tensor.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
-    if not tensor.is_contiguous() and not fills_its_memory(tensor):
-        return False
-    return tensor.numel() > 0 and tensor.data_ptr() % 16 == 0 and tensor.data_ptr() != 0
+    return tensor.numel() > 0
 
 
 class DevicePass:
@@ -70,6 +110,7 @@ class DevicePass:
         self._jobs: list[int] = []  # row, first partial, pieces, count; the same of the next
         self._sent_jobs: tuple[int, list[int], Tensor] = (-1, [], self._none)  # stream, numbers, the same there
         self._plans: dict[Any, tuple[_Launch, ...]] = {}
+        self._tables: dict[Any, Tensor] = {}  # of tensors that are read row by row
         self._ready: dict[Any, Any] = {}  # compiled kernels by what they were compiled for
 
     def room_for(self, tensors: Sequence[Tensor]) -> bool:
@@ -78,15 +119,27 @@ class DevicePass:
     def measure(self, tensor: Tensor, row: int) -> bool:
         """Launch the pass over one tensor, whose statistics will be row `row`. False where there is no room for it."""
         count = tensor.numel()
-        words = -(-count * tensor.element_size() // 8)
-        piece = self._piece_for(words)
-        pieces = -(-words // piece)
+        rows = None if tensor.is_contiguous() or fills_its_memory(tensor) else _rows_of(tensor)
+        each = count if rows is None else rows[1]
+        piece = self._piece_for(-(-count * tensor.element_size() // 8))
+        pieces_of_row = -(-each * tensor.element_size() // (8 * piece))
+        pieces = pieces_of_row * (count // each)
         if self._used + pieces > PARTIALS:
             return False
-        self._launch(tensor.dtype, (piece, pieces), (tensor.data_ptr(), count, self._none, 0))
+        table = (self._none, 0) if rows is None else (self._table_of_rows(rows[2], pieces_of_row), IN_ROWS)
+        self._launch(tensor.dtype, (piece, pieces), (tensor.data_ptr(), each, *table))
         self._jobs += (row, self._used, pieces, count)
         self._used += pieces
         return True
+
+    def _table_of_rows(self, pitch: int, pieces: int) -> Tensor:
+        key = (self._stream(), pitch, pieces)
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) >= PLANS:
+                del self._tables[next(iter(self._tables))]
+            table = self._tables[key] = self._sent([pitch, pieces])
+        return table
 
     def measure_all(self, tensors: Sequence[Tensor], first_row: int, *, less: Sequence[Tensor] = ()) -> None:
         """The same for several tensors, one launch for each type among them. `less`: of each tensor less its
@@ -148,7 +201,8 @@ class DevicePass:
         stream = self._stream()
         if self._sent_jobs[:2] != (stream, self._jobs):  # mostly a step is like the one before
             self._sent_jobs = (stream, self._jobs, self._sent(self._jobs))
-        self._kernels.finish[(len(self._jobs) // 4,)](self._sent_jobs[2], self._partials, rows, BLOCK=128)
+        block = 1024 if max(self._jobs[2::4]) > MANY_PIECES else 128
+        self._kernels.finish[(len(self._jobs) // 4,)](self._sent_jobs[2], self._partials, rows, BLOCK=block)
         self._jobs, self._used = [], 0
 
     def hash_sums(self, tensor: Tensor) -> Tensor:

@@ -32,3 +32,8 @@ CHUNK: Final = 4096  # elements: a histogram "of every k-th chunk" counts in the
 BINS: Final = 64  # octaves of a histogram
 LOWEST_BIN: Final = 40  # bin b counts 2^(b-40) <= |x| < 2^(b-39); the first and the last also what lies beyond
 WITH_HASH: Final = 1
+WITH_POWERS: Final = 2
+MOST_BINS: Final = 63  # of a histogram of equal widths that the C kernel counts
+Spread = tuple[
+    float, float, float, float, float
+]  # sums over the finite values: |x|, and z to z^4 of z = (x - mean) / std

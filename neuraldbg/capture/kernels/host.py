@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.kernels.elements import WIDTH, Element, Row
 
 fused: Any = None
@@ -21,6 +22,9 @@ CODES: Final[dict[torch.dtype, int]] = {
 }
 _PLAIN: Final = frozenset((Tensor, nn.Parameter))  # others may hold their values elsewhere
 _wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
+_KINDS: Final = [getattr(torch, element.name, None) for element in Element]
+_reader: Final[Any] = frameless.Reader and frameless.Reader(Tensor, nn.Parameter, torch.strided, _wrapped, _KINDS)
+EVERY_SIZE: Final = 2**62
 
 Span = tuple[int, int, int]  # address, element code, count
 
@@ -55,20 +59,27 @@ def fills_its_memory(tensor: Tensor) -> bool:
 
 def measured(tensor: Tensor) -> Row | None:
     """Statistics by the C kernel; None where it is not there or cannot read the tensor."""
-    span = span_of(tensor) if fused is not None else None
-    if span is None:
+    if fused is None:
         return None
-    row: Row = fused.measure(*span)
+    row: Row | None = _reader.measured(tensor) if _reader is not None else None
+    if row is None and (span := span_of(tensor)) is not None:
+        row = fused.measure(*span)
     return row
 
 
-def hashed(tensor: Tensor) -> int | None:
-    """The hash of its elements in order, likewise."""
-    span = span_of(tensor, ordered=True) if fused is not None else None
+def hashed(tensor: Tensor, most: int = EVERY_SIZE) -> int | None:
+    """The hash of its elements in order, likewise; None also of what is above so many bytes."""
+    found: int | None
+    if fused is None:
+        return None
+    if _reader is not None:
+        found = _reader.hashed(tensor, most)
+        return found
+    span = span_of(tensor, ordered=True)
     if span is None:
         return None
     address, code, count = span
-    found: int = fused.hash(address, count * WIDTH[code])
+    found = fused.hash(address, count * WIDTH[code]) if count * WIDTH[code] <= most else None
     return found
 
 

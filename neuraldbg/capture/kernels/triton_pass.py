@@ -110,7 +110,12 @@ def _which(address, count, table, TENSORS: tl.constexpr, MOVED: tl.constexpr):
     """Address, address of what is subtracted, count, and number of the piece of this program."""
     piece = tl.program_id(0)
     before = address
-    if TENSORS > 0:
+    if TENSORS < 0:
+        pieces_of_row = tl.load(table + 1).to(tl.int32)
+        address += tl.load(table) * (piece // pieces_of_row)
+        before = address
+        piece %= pieces_of_row
+    elif TENSORS > 0:
         firsts = tl.load(table + 2 * TENSORS + tl.arange(0, TENSORS))
         which = tl.sum((firsts <= piece).to(tl.int32)) - 1
         address = tl.load(table + which)
@@ -193,9 +198,10 @@ def measure_pass(
     KIND: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     TENSORS: tl.constexpr, MOVED: tl.constexpr, HASH: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one tensor; `words_of_piece` is a multiple of BLOCK. TENSORS = 0: the one at `address`; else a
-    power of two, and `table` holds as many addresses, counts, numbers of first pieces and, if MOVED, addresses of what
-    is subtracted."""
+    """One piece of one tensor; `words_of_piece` is a multiple of BLOCK. TENSORS = 0: the one at `address`. -1: rows,
+    of `count` elements each, with gaps between them; `table` holds the bytes from one to the next, and the pieces of
+    each. Else a power of two, and `table` holds as many addresses, counts, numbers of first pieces and, if MOVED,
+    addresses of what is subtracted."""
     K: tl.constexpr = 8 // WIDTH
     ACC: tl.constexpr = tl.float64 if KIND == F64 or KIND >= I16 else tl.float32
     address, before, count, piece = _which(address, count, table, TENSORS, MOVED)

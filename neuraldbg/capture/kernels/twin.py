@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from neuraldbg.capture.kernels.elements import BINS, CHUNK, LOWEST_BIN, Element, Row
+from neuraldbg.capture.kernels.elements import BINS, CHUNK, LOWEST_BIN, Element, Row, Spread
 
 PIECE: Final = 16 * CHUNK  # elements at a time: the copies stay in the cache
 KEYS: Final = 512  # words of 8 bytes after which the keys of the hash repeat, with another offset
@@ -100,6 +100,23 @@ def histogram(values: NDArray[Any], every: int = 1) -> NDArray[np.int64]:
     chosen = chosen[np.isfinite(chosen) & (chosen != 0)]
     octave = np.frexp(chosen)[1] - 1
     return np.bincount(np.clip(octave + LOWEST_BIN, 0, BINS - 1), minlength=BINS).astype(np.int64)
+
+
+def spread(values: NDArray[Any], of: tuple[float, float, float, float], counts: NDArray[np.int64]) -> Spread:
+    """The second look at a tensor whose mean, std, smallest and largest value are known: sums, and a histogram of equal
+    widths added to `counts`. Values that lie on an edge, up to rounding, may be counted on either side."""
+    mean, std, low, high = of
+    sums = np.zeros(5)
+    half = 0.5 if not math.isfinite(high - low) else 1.0  # so that the range fits
+    width = (high * half - low * half) / len(counts)
+    with np.errstate(all="ignore"):
+        for part in _pieces(values):
+            z = (part - mean) / std if std > 0 else np.zeros_like(part)
+            sums += (np.abs(part).sum(), *((z**power).sum() for power in (1, 2, 3, 4)))
+            place = (part * half - low * half) / width if width > 0 else np.zeros_like(part)
+            counts += np.bincount(np.clip(place, 0, len(counts) - 1).astype(np.int64), minlength=len(counts))
+    l1, one, two, three, four = sums.tolist()
+    return l1, one, two, three, four
 
 
 # -- hash --------------------------------------------------------------------------------------------------------------

@@ -100,7 +100,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(list(value.values()))
 
 
+def first_tensor(value: Any) -> Tensor | None:
+    return value if isinstance(value, Tensor) else next(_tensors(value), None)
+
+
 def _first(value: Any) -> Any:
     """The first tensor, apart from the graph; the value itself where there is none."""
-    found = next(_tensors(value), None)
+    found = first_tensor(value)
     return value if found is None else found.detach()

@@ -29,16 +29,18 @@ from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.batches import BatchWatch
 from neuraldbg.capture.torch.bypass import Bypass
 from neuraldbg.capture.torch.compiled import CompiledWatch
-from neuraldbg.capture.torch.core import Core, undisturbed
+from neuraldbg.capture.torch.core import Core, quick_shield, undisturbed
 from neuraldbg.capture.torch.evidence import PROFILED, start_watchers
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.ledger import Ledger
 from neuraldbg.capture.torch.patches import Patches
 from neuraldbg.capture.torch.probes.runner import Probes
+from neuraldbg.capture.torch.ranks import RankWatch
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.capture.torch.stops import Stops
 from neuraldbg.capture.torch.tree import ModuleTree, unwrap
 from neuraldbg.capture.torch.updates import UpdateWatch
+from neuraldbg.capture.torch.worker_seeds import WorkerSeeds
 from neuraldbg.trace import TraceWriter
 
 OVERHEAD_EVERY_S = 5.0
@@ -59,6 +61,8 @@ class Options:
     profile: bool = False  # times of layers and phases only: no statistics, no evidence about faults
     memory: bool = False  # of a profiled run: also what layers allocate and keep
     gate: Any = None  # what may hold the training (control.Gate)
+    patient: bool = False  # process groups are made to outlast a pause
+    joined: Callable[[int], None] | None = None  # told the rank, once the process is one of a group of several
     inexact_taps: bool = False  # measure inside compiled code also where that changes last bits
     strict: bool = False  # tests: our own exceptions are not swallowed
     on_layer: tuple[Callable[..., None], ...] = field(default=())
@@ -72,7 +76,8 @@ class TorchCapture:
         self.options = replace(options, model=None)  # the model is not kept alive
         self.pid = os.getpid()
         recorder = Recorder(open_writer)
-        guard = Guard(strict=options.strict, report=partial(recorder.note, "warning"), undisturbed=undisturbed)
+        report = partial(recorder.note, "warning")
+        guard = Guard(strict=options.strict, report=report, undisturbed=undisturbed, quick=quick_shield)
         tree = ModuleTree(recorder, only=options.model)
         tree.layer_filter = layer_filter(options.layers)
         self.recursion = DeeperRecursion()
@@ -86,12 +91,14 @@ class TorchCapture:
         self.passes = PassWatch(self.core)
         self.backward = BackwardWatch(self.core, self.passes)
         self.updates = UpdateWatch(self.core, self.passes, self.backward)
-        self.batches = BatchWatch(self.core)
+        self.seeds = WorkerSeeds(self.core, self.patches)
+        self.batches = BatchWatch(self.core, self.seeds)
         self.ledger = Ledger(self.core, self.updates)
         self.bypass = Bypass(self.core, self.passes, self.patches)
         self.updates.on_update.append(self.bypass.after_update)
         self.updates.on_update.append(self._report_overhead)
         self.compiled = CompiledWatch(self.core, self.passes, self.patches, inexact=options.inexact_taps)
+        self.ranks = RankWatch(self, patient=options.patient)
         self.watchers = self._watchers(options)
         if options.gate is not None:
             self.core.stops = Stops(self.core, self.passes._hook, options.gate, self.updates.sweep)
@@ -232,6 +239,7 @@ class TorchCapture:
             *self.core.moments.ending,
             self.passes.finish,
             self.core.device.finish_sync,
+            self.seeds.close,
         ):
             finish(part)()
         self._close_books()

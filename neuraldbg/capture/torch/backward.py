@@ -12,11 +12,13 @@ from torch import Tensor
 from neuraldbg.capture.budget import FIRST_IN_FULL
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
+from neuraldbg.capture.torch.device import item
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.loss import LossAnatomy, anatomy_of
 from neuraldbg.capture.torch.stats import digest_of, measurable, plain
 from neuraldbg.records import Call, Kind, Phase, SiteKind
 
+_PLAIN = (torch.float32, torch.float64)
 LOSS_LINES = 16  # lines of the script that call backward and get a series of their own
 _LARGE = 2**26  # elements on a device above which the inputs of a loss are measured now and then only
 _NOW_AND_THEN = 16
@@ -28,6 +30,7 @@ class BackwardWatch:
         self.core = core
         self.passes = passes
         self.since_update = 0
+        self.ended_ns = 0  # when the last one did
         self.before_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[Tensor | None], None]] = []
         self._unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
@@ -44,7 +47,7 @@ class BackwardWatch:
         @wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             core = self.core
-            if cannot_look() or not core.on or core.recomputing():
+            if cannot_look() or not core.on or (core.any_backward and core.recomputing()):
                 return original(tensors, *args, **kwargs)  # reentrant checkpointing calls us inside a backward
             began = self._entered(tensors)
             core.local.in_backward += 1
@@ -103,7 +106,8 @@ class BackwardWatch:
     def _enter(self, tensors: Any) -> tuple[int, int]:
         core = self.core
         start = now_ns()
-        core.clock.backward_began(start)
+        if core.clock.on:
+            core.clock.backward_began(start)
         for check in self.before_backward:
             check()
         if self.since_update == 0 and core.looking:
@@ -123,11 +127,13 @@ class BackwardWatch:
     def _leave(self, tensors: Any, began: tuple[int, int] | None) -> None:
         core = self.core
         end = now_ns()
-        core.clock.backward_ended(end)
+        if core.clock.on:
+            core.clock.backward_ended(end)
+        self.ended_ns = end
         core.backwards += 1
         self.since_update += 1
         loss = _loss_of(tensors)
-        if began is not None and core.sampling and not (loss is not None and loss.is_cuda):
+        if began is not None and core.budget.full and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
         for notice in self.after_backward:
             notice(loss)
@@ -149,10 +155,13 @@ class BackwardWatch:
             if name is not None:
                 recorder.scalar(name, value, step=step)
 
-        if loss.is_complex():
-            return
         itself = self._unscaled.get(loss)
         loss = loss if itself is None else itself
+        if type(loss) is Tensor and loss.is_cpu and loss.numel() == 1 and loss.dtype in _PLAIN:
+            deliver(item(loss.detach()))
+            return
+        if loss.is_complex():
+            return
         value = loss if loss.numel() == 1 else loss.detach().float().mean()
         self.core.device.scalar(value, deliver)
 

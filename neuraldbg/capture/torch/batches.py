@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -14,18 +14,21 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.passes import tensors
 from neuraldbg.capture.torch.stats import identity_of
+from neuraldbg.capture.torch.worker_seeds import WorkerSeeds
 from neuraldbg.records import Call, Phase, SiteKind
 
 _MASK = (1 << 64) - 1
 
 
 class BatchWatch:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, seeds: WorkerSeeds) -> None:
         self.core = core
+        self.seeds = seeds
         self._sites: IdentityTable[int] = IdentityTable()  # loader -> site
         self._site_of: IdentityTable[int] = IdentityTable()  # iterator -> site
         self._known: dict[tuple[Any, ...], int] = {}
         self.iterators: Counter[int] = Counter()  # site -> times the loader was begun
+        self._begins = core.guard.shield("seeds of workers")(seeds.loader_begins)
         self._begun = core.guard.shield("loaders")(self._iterating)
         self._seen = core.guard.shield("batches")(self._batch)
         self._waits = core.guard.shield("waiting for batches")(self._wait_begins)
@@ -35,8 +38,11 @@ class BatchWatch:
 
         @wraps(original)
         def __iter__(loader: DataLoader[Any]) -> Any:
+            looks = self.core.on and not cannot_look()
+            if looks:
+                self._begins(loader)
             iterator = original(loader)
-            if self.core.on and not cannot_look():
+            if looks:
                 self._begun(loader, iterator)
             return iterator
 
@@ -49,6 +55,14 @@ class BatchWatch:
             site = self._sites[loader] = self._introduce(loader)
         self._site_of[iterator] = site
         self.iterators[site] += 1
+        self.seeds.loader_began(site, self.iterators[site])
+
+    def data_sets(self) -> Iterator[tuple[str, Any]]:
+        """Those that batches are drawn from now, by the names of their loaders, which may be in no variable."""
+        for iterator, site in self._site_of.items():
+            dataset = getattr(iterator, "_dataset", None)
+            if dataset is not None:
+                yield f"{self.core.recorder.sites[site].path}.dataset", dataset
 
     def wrap_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)

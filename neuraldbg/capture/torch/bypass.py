@@ -24,7 +24,7 @@ class Bypass:
         self.passes = passes
         self.patches = patches
         self._wrapped: set[type] = set()
-        self.after_update = core.guard.shield("direct calls")(self._after_update)
+        self._look = core.guard.shield("direct calls")(self._look_for_suspects)
 
     def wrap_suspects(self, modules: Any) -> None:
         for module in modules:
@@ -36,9 +36,11 @@ class Bypass:
             text = f"{kind.__name__}.forward() is called directly, not through torch's hooks: watched by its class now"
             self.core.recorder.fact("note", level="info", text=text)
 
-    def _after_update(self, step: int) -> None:
-        if step > 20 or not self.core.looking:
-            return
+    def after_update(self, step: int) -> None:
+        if step <= 20 and self.core.looking:
+            self._look()
+
+    def _look_for_suspects(self) -> None:
         suspects = []
         for root, _ in self.core.tree.models.items():
             for module in root.modules():

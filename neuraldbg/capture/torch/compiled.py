@@ -87,8 +87,6 @@ class CompiledWatch:
         self._observe = shield("values in compiled code")(self._observed)
         self._plan = shield("compiled code")(self._planned)
         self._verify = shield("compiled code")(self._verified)
-        core.take_part("pass_ended", "compiled models", self._pass_ended)
-        core.take_part("backward_done", "gradients in compiled code", self._backward_done)
         core.take_part("ending", "compiled code", self.write_totals)
         self._install()
 
@@ -112,6 +110,8 @@ class CompiledWatch:
         if self._in_reach:
             return
         self._in_reach = True
+        self.core.take_part("pass_ended", "compiled models", self._pass_ended)
+        self.core.take_part("backward_done", "gradients in compiled code", self._backward_done)
         from torch._dynamo.output_graph import OutputGraph
         from torch._dynamo.utils import counters
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from neuraldbg.capture.budget import FIRST_IN_FULL, SamplingBudget
 from neuraldbg.capture.focus import EVERYTHING
 from neuraldbg.capture.guard import Guard
+from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch.clock import NoClock
 from neuraldbg.capture.torch.device import DeviceQueue, Taker
 from neuraldbg.capture.torch.late_rows import LateRows
@@ -24,6 +25,7 @@ from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
+RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 RARELY = 16  # steps: one of so many is told to those who look rarely
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
 _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
@@ -32,12 +34,14 @@ _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard aro
 now_ns: Callable[[], int] = time.perf_counter_ns
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _hidden_from_subclasses = torch._C.DisableTorchFunctionSubclass
-_compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
+_traced_by_dynamo, _tracing = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
+_compiler: Any = torch.compiler
 
 
 def cannot_look() -> bool:
-    """Dynamo traces into hooks, and torch.jit.trace writes down every operation: nothing of ours may run then."""
-    return _compiling() or _tracing() is not None
+    """Dynamo traces into hooks, and torch.jit.trace writes down every operation: nothing of ours may run then. Asked
+    many times a step: `torch.compiler.is_compiling` is two frames more."""
+    return _traced_by_dynamo() or _compiler._is_compiling_flag or _tracing() is not None
 
 
 def undisturbed() -> AbstractContextManager[Any]:
@@ -46,6 +50,14 @@ def undisturbed() -> AbstractContextManager[Any]:
         return _hidden_from_modes()
     hidden: AbstractContextManager[Any] = _hidden_from_subclasses()
     return hidden
+
+
+def quick_shield(observe: Any, careful: Any, caught: Any, guard: Guard) -> Any:
+    """`careful`, with no frame where all is as usual."""
+    if frameless.shield is None:
+        return careful
+    usual = (undisturbed, _dispatch_modes, _function_modes, _hidden_from_subclasses)
+    return frameless.shield(observe, careful, caught, guard, *usual)
 
 
 @contextmanager
@@ -104,6 +116,8 @@ class Core:
     clock: NoClock = field(default_factory=NoClock)  # phases of a step, where a run is profiled
     largest: int = sys.maxsize  # bytes of a tensor whose statistics are taken in the current step
     read_bytes: int = 0  # of the tensors whose statistics were
+    leads: bool = True  # of several ranks, the one that speaks for all
+    why_not_again: Callable[[Any], str | None] = lambda _: None  # why a model cannot be run once more by this rank
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -116,14 +130,17 @@ class Core:
         self._places: dict[int, tuple[str, str]] = {}  # id of who takes part -> moment, place
         self._looks = self.budget.full
         self._looked_at = 0
+        self._early: list[tuple[str, Callable[..., None]]] = []
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
             self._measured
         )
 
-    def take_part(self, moment: str, place: str, notice: Callable[..., None], *, rarely: bool = False) -> None:
+    def take_part(
+        self, moment: str, place: str, notice: Callable[..., None], *, rarely: bool = False, early: bool = False
+    ) -> None:
         """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave. `rarely`: it
         has nothing to do but in steps that are looked at, in the one after each (to forget what it saw) and now and
-        then."""
+        then. `early`: the same from update RECORDED_STEPS on."""
         told = notice
         if moment not in _TOLD:
             guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
@@ -132,6 +149,13 @@ class Core:
         getattr(self.moments, moment).append(told)
         if not rarely:
             getattr(self.steady, moment).append(told)
+        if early:
+            self._early.append((moment, told))
+
+    def _let_early_ones_rest(self) -> None:
+        for moment, told in self._early:
+            setattr(self.steady, moment, [one for one in getattr(self.steady, moment) if one is not told])
+        self._early.clear()
 
     def _leave_out(self, notice: Callable[..., None]) -> str:
         """From new lists: the old ones are being walked through."""
@@ -143,15 +167,22 @@ class Core:
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
         budget, step, before = self.budget, self.recorder.step, self.looking
-        gap = min(SELDOM, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, ... 64 from 1024 on
-        self._looks = budget.full and (budget.starting or step % gap == 0 or step - self._looked_at >= gap)
-        if self.looking:
-            self._looked_at = step
         if budget.last_was_full and self.largest == sys.maxsize:
             budget.read_bytes = self.read_bytes
         self.read_bytes = 0
-        self.largest = sys.maxsize if budget.large_bytes is None else budget.large_bytes
-        self.heard = self.moments if self.looking or before or step % RARELY == 0 else self.steady
+        self._looks = budget.full and self._evidence_is_due(step)
+        if budget.full:
+            self.largest = sys.maxsize if budget.large_bytes is None else budget.large_bytes
+        looking = self._looks and self.statistics
+        if looking:
+            self._looked_at = step
+        if self._early and step >= RECORDED_STEPS:
+            self._let_early_ones_rest()
+        self.heard = self.moments if looking or before or step % RARELY == 0 else self.steady
+
+    def _evidence_is_due(self, step: int) -> bool:
+        gap = min(SELDOM, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, ... 64 from 1024 on
+        return self.budget.starting or step % gap == 0 or step - self._looked_at >= gap
 
     def wants(self, kind: Kind) -> bool:
         """Whether this statistic of a layer is taken in the current step, if it is a full one."""

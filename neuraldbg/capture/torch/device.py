@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt_or_why
-from neuraldbg.capture.kernels.device import DevicePass, readable
+from neuraldbg.capture.kernels.device import DevicePass, packed, readable, readable_in_rows
 from neuraldbg.capture.torch.stats import from_device_row, measure, measure_on_device
 
 log = logging.getLogger("neuraldbg")
@@ -27,7 +27,7 @@ STREAMS = 64  # that are remembered
 SPARE_EVENTS = 4096  # marks that are kept for being used again
 _WIDTH = 9
 _FAILED = object()  # what a launch that raised returns
-_item = torch._C.TensorBase.item  # not the method, whose calls by the user are counted
+item = torch._C.TensorBase.item  # not the method, whose calls by the user are counted
 
 Head = tuple[int, int, int, int, int, int]  # step, site, pass, kind, phase, slot: of a row that is written as it came
 Taker = Head | Callable[[Any], None]
@@ -92,7 +92,7 @@ class DeviceQueue:
             return False
         value = tensor.detach()
         if value.device.type == "cpu":
-            deliver(float(_item(value)))
+            deliver(float(item(value)))
             return True
         buffer = self._room(value.device)
         if buffer is None:
@@ -113,7 +113,10 @@ class DeviceQueue:
         if buffer is None or _shared(buffer, tensor, taker):
             return
         fused = buffer.fused
-        launched = fused is not None and not buffer.failed and readable(tensor) and self._one(buffer, fused, tensor)
+        launched = False
+        if fused is not None and not buffer.failed:
+            read = tensor if readable(tensor) or readable_in_rows(tensor) else packed(tensor)
+            launched = read is not None and self._one(buffer, fused, read)
         if launched or measure_on_device(tensor, buffer.slot.rows[buffer.used]):
             buffer.waiting.append((buffer.used, False, taker))
             buffer.used += 1

@@ -27,7 +27,7 @@ class ModuleHooks:
         self._before = before
         self._after = after
         self._ids = (-1, -1)
-        self._away = self._replaced = False
+        self._away = self._replaced = False  # out of torch's tables, or others in their place
         self._carrier: weakref.ref[nn.Module] | None = None
         self._waiter = _Waiter(self)
 

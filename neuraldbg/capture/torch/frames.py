@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from inspect import CO_OPTIMIZED
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from neuraldbg.capture.guard import attempt
@@ -27,8 +27,9 @@ class Frames:
     """Finds user frames and remembers which code objects are the user's."""
 
     def __init__(self) -> None:
-        self._skip = (_OURS, *map(_prefix_of, ("torch", "keras")))
-        self._is_user: dict[str, bool] = {}  # by file
+        self._skip = (_OURS, *map(_prefix_of, ("torch", "keras", "tensorflow", "jax")))
+        self.known_files: dict[str, bool] = {}  # whether each is the user's
+        self._own: dict[str, bool] = {}  # by file: written by whoever runs the script
         self._cwd = os.getcwd() + os.sep
         self.unread: list[tuple[str, str]] = []  # files of the user's that were named, as shown and as opened
         self._named: set[str] = set()
@@ -37,19 +38,24 @@ class Frames:
         return self.is_user_file(code.co_filename)
 
     def is_user_file(self, name: str) -> bool:
-        known = self._is_user.get(name)
+        known = self.known_files.get(name)
         if known is None:
             known = not (name.startswith("<frozen") or os.path.abspath(name).startswith(self._skip))
             known = known and not name.endswith((f"{os.sep}contextlib.py", f"{os.sep}functools.py"))
-            self._is_user[name] = known
+            self.known_files[name] = known
         return known
 
     def user_frame(self, depth: int = 1) -> FrameType | None:
         """The innermost frame that is neither ours nor torch's."""
         frame: FrameType | None = sys._getframe(depth)
-        while frame is not None and not self.is_user(frame.f_code):
+        known = self.known_files  # asked of every frame of every call that is written down
+        while frame is not None:
+            file = frame.f_code.co_filename
+            users = known.get(file)
+            if users or (users is None and self.is_user_file(file)):
+                return frame
             frame = frame.f_back
-        return frame
+        return None
 
     def user_frames(self, depth: int = 1) -> Iterator[FrameType]:
         frame: FrameType | None = sys._getframe(depth)
@@ -74,6 +80,28 @@ class Frames:
         """Files of the user's that were named so far, packages left out."""
         return sorted(self._named)
 
+    def own_modules(self) -> list[tuple[str, dict[str, Any]]]:
+        """What stands in modules that lie beside the script or in the working directory, packages and ours left out."""
+        found = ((name, _held_by(module)) for name, module in list(sys.modules.items()) if name != "__main__")
+        return [(name, held) for name, held in found if self._is_own(held.get("__file__"))]
+
+    def files_of(self, kind: type | None) -> tuple[str, ...]:
+        """The file in which the user wrote this class; none of other classes."""
+        file = None if kind is None else _held_by(sys.modules.get(kind.__module__)).get("__file__")
+        return (file,) if isinstance(file, str) and self._is_own(file) else ()
+
+    def _is_own(self, file: object) -> bool:
+        if not isinstance(file, str):
+            return False
+        known = self._own.get(file)
+        if known is None:
+            path, script = os.path.abspath(file), getattr(sys.modules.get("__main__"), "__file__", None)
+            beside = os.path.dirname(os.path.abspath(script)) + os.sep if isinstance(script, str) else self._cwd
+            known = self._own[file] = (
+                path.startswith((self._cwd, beside)) and f"{os.sep}site-packages{os.sep}" not in path
+            ) and self.is_user_file(file)
+        return known
+
     def line(self, depth: int = 1) -> str | None:
         """`train.py:42` of the innermost user frame."""
         frame = self.user_frame(depth + 1)
@@ -89,6 +117,12 @@ class Frames:
             let_go(frame)
             names += plain + dotted + entries
         return list(dict.fromkeys(names))
+
+
+def _held_by(module: object) -> dict[str, Any]:
+    """Its variables, without asking the module itself: a lazy one would be loaded by that."""
+    found = ModuleType.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else None
+    return found if isinstance(found, dict) else {}
 
 
 def let_go(frame: FrameType) -> None:

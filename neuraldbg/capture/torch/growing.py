@@ -5,24 +5,34 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from types import FrameType
+from collections.abc import Iterable
 from typing import Any, Final
 
 FILLING: Final = {"append", "extend", "add", "insert", "setdefault", "appendleft", "update", "push"}
 LONGEST: Final = 200_000  # characters of a file that is read for it
 
 
-def growing_line(frames: Any, frame: FrameType, name: str) -> str | None:
+def growing_line(frames: Any, files: Iterable[str], name: str) -> str | None:
     """`train.py:31` for a variable `history`, an attribute `trainer.history`, or an item `kept['loss']`; None where
-    nothing in the file seems to fill it."""
+    nothing in these files seems to fill it."""
     wanted = re.findall(r"\w+", name.partition("[")[0])[-1]
-    filename = frame.f_code.co_filename
+    for filename in dict.fromkeys(files):
+        line = _first_line(filename, wanted)
+        if line is not None:
+            return f"{frames.display(filename)}:{line}"
+    return None
+
+
+def _first_line(filename: str, wanted: str) -> int | None:
     text = "".join(linecache.getlines(filename))
     if not text or len(text) > LONGEST:
         return None
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr | ast.stmt)]
-    lines = sorted(node.lineno for node in found if _fills(node, wanted))
-    return f"{frames.display(filename)}:{lines[0]}" if lines else None
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # a cell of a notebook with magic in it
+        return None
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
+    return min((node.lineno for node in found if _fills(node, wanted)), default=None)
 
 
 def _fills(node: ast.AST, name: str) -> bool:

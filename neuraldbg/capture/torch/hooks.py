@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
+from neuraldbg.capture.kernels import frameless
+from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, now_ns
 from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import LayerWatch
 from neuraldbg.capture.torch.passes import (
@@ -26,6 +27,7 @@ from neuraldbg.capture.torch.passes import (
     Pass,
     PassRecord,
     few_items,
+    given_tensors,
     output_digest,
     tensors,
 )
@@ -38,7 +40,6 @@ HASHED_ELEMENTS = 2**20  # of outputs that are hashed
 OPEN_PASSES = 4096  # grad-mode passes that may wait for their backward
 RECORDED_BYTES = 64 * 2**20  # of their inputs and buffers
 RECORDED_PASSES = 64  # passes of the current step that are kept for running again
-RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 LIGHT_ITEMS = 64  # in the arguments of a pass that is kept lightly
 ARRIVED_BYTES = 4 * 2**20  # gradient of an output that is kept until the update
 ARRIVED_IN_ALL = 16 * 2**20  # of them: an update may have any number of passes
@@ -140,19 +141,20 @@ class PassWatch:
     def _begin(self, module: nn.Module, args: Any, frame: Any) -> Pass | None:
         core = self.core
         start = now_ns()
-        layer = core.tree.find(module)
+        layer = core.tree.layers.get(module) or core.tree.find(module)
         if layer is None:
             return None
-        if core.recomputing():
+        if core.any_backward and core.recomputing():
             core.recorder.call(Call.PASS_RECOMPUTED, layer.model.site)
             ignored: Pass = self.ignored
             return ignored
         for check in self.before_pass:
             check()
-        core.thread_trains()
+        if not core.local.trains:
+            core.thread_trains()
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
-        sampled = core.sampling and core.budget.pass_in_full(core.own_ns, start)
+        sampled = core.budget.full and core.budget.pass_in_full(core.own_ns, start)
         looked = sampled and core.looking
         one = Pass(self.count, layer.model, layer, core.recorder.step, grad, start, source, sampled, looked)
         self.count += 1
@@ -160,9 +162,10 @@ class PassWatch:
         kwargs = frame.f_locals.get("kwargs") or {}
         root = layer.model.ref()
         training = bool(getattr(root, "training", False))
-        one.entered = tuple(tensors((args, kwargs)))
+        one.entered = given_tensors(args, kwargs)
         digest = self._inputs(one)
-        self._write_pass(one, grad, training, digest)
+        call, site = core.recorder.call, layer.model.site
+        call(Call.PASS, site, value=float(grad), aux=float(training), source=source, pass_id=one.id, digest=digest)
         if core.recording and grad and root is not None:
             self._keep(one, module, root, (args, kwargs))
         core.tell(self._told_of(one, training), one, root, args, kwargs)
@@ -179,15 +182,11 @@ class PassWatch:
         model.mode = mode
         return (self.core.moments if new else self.core.heard).pass_begun
 
-    def _write_pass(self, one: Pass, grad: bool, training: bool, digest: int) -> None:
-        call, site, ids = self.core.recorder.call, one.model.site, {"pass_id": one.id, "digest": digest}
-        call(Call.PASS, site, value=float(grad), aux=float(training), source=one.source, **ids)
-
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
         if (one.looked or (one.sampled and one.step < RECORDED_STEPS)) and few_items(inputs):
             self._record(one, module, root, inputs)
-        elif (all(isinstance(item, Tensor) for item in inputs[0]) and not inputs[1]) or few_items(inputs, LIGHT_ITEMS):
+        elif one.entered is inputs[0] or few_items(inputs, LIGHT_ITEMS):
             one.light = LightRecord(*inputs, random=one.model.random is not False)
             one.entry_module = weakref.ref(module)
             if len(self.light) == RECORDED_PASSES:
@@ -225,18 +224,21 @@ class PassWatch:
         """`rest` = args, kwargs, output; without kwargs when the forward raised."""
         core = self.core
         start = now_ns()
-        self.quick.settle()
+        if self.quick.one is not None:
+            self.quick.settle()
         finished = len(rest) == 3
         if not one.grad:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
         else:
-            differentiable = [t for t in tensors(rest[-1]) if t.requires_grad] if finished else []
+            outputs = (rest[-1],) if isinstance(rest[-1], Tensor) else tensors(rest[-1])
+            differentiable = [t for t in outputs if t.requires_grad] if finished else []
             if one.compiled:
                 self.layers.mark_packed(differentiable)
             for slot, tensor in enumerate(differentiable):
                 self._mark_when_trained(one, tensor, slot)
             self._keep_open(one)
-        core.tree.pass_ended(one.model)
+        if one.model.lazy:
+            core.tree.pass_ended(one.model)
         core.device.poll()
         if one.record is not None and not one.model.random:
             one.model.random = not torch.equal(one.record.rng.torch_cpu, torch.get_rng_state())
@@ -277,6 +279,8 @@ class PassWatch:
         """A gradient hook that torch.save does not warn about and that does not stay on a leaf (a model may return a
         weight)."""
         observe.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        if frameless.hang is not None and type(tensor) is Tensor and frameless.hang(tensor, observe):
+            return
         handle = tensor.register_hook(observe)
         if tensor.is_leaf:
             self._leaf_hooks.append(handle)
@@ -294,8 +298,9 @@ class PassWatch:
         patience = 2 * max(optimizers, 1)
         while self._leaf_hooks:
             self._leaf_hooks.pop().remove()
-        with self.core.lock:
-            self.open = deque(one for one in self.open if self._still_waits(one, patience))
+        if self.open:
+            with self.core.lock:
+                self.open = deque([one for one in self.open if self._still_waits(one, patience)])
         self._forget_records()
 
     def _still_waits(self, one: Pass, patience: int) -> bool:
@@ -310,10 +315,11 @@ class PassWatch:
 
     def _forget_records(self) -> None:
         """A graph that the user keeps holds our hooks, and they hold the pass: its record must not live as long."""
-        for one in self.kept():
-            _forget(one)
-        self.current.clear()
-        self.light.clear()
+        for kept in (self.current, self.light):
+            if kept:
+                for one in kept.copy():
+                    _forget(one)
+                kept.clear()
         self._recorded_bytes = self._arrived_bytes = 0
 
     def finish(self) -> None:

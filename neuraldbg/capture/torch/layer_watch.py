@@ -170,6 +170,7 @@ class LayerWatch:
         self.core.recorder.refine_site(
             layer.site,
             shape=tuple(first.shape),
+            input_shape=None if entered is None else tuple(entered.shape),
             dtype=str(first.dtype).removeprefix("torch."),
             device=str(first.device),
             source=self.core.recorder.frames.line(4) or known.source,

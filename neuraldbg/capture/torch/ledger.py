@@ -29,18 +29,21 @@ class Ledger:
         self.schedulers_made = 0
         self._unwritten: list[tuple[weakref.ref[Optimizer], dict[str, Any]]] = []  # schedulers with their settings
         self.clipped: tuple[int, str, float] | None = None  # step, function and limit of the last clipping
-        self._looked = core.guard.shield("schedulers")(self.look_at_schedulers)
-        looked = core.guard.inside("schedulers")(self.look_at_schedulers)
-        updates.passes.before_pass.append(looked)
-        updates.backward.before_backward.append(looked)
-        updates.before_update.append(looked)
+        self._look = core.guard.inside("schedulers")(self.look_at_schedulers)
+        self._looks = False
 
     def _noted(
         self, original: _Original, note: Callable[..., None], before: Callable[..., None] | None = None
     ) -> _Original:
         """The original function, followed by an entry in the ledger."""
         core = self.core
-        write = core.guard.shield("ledger")(note)
+
+        def noted(result: Any, *args: Any, **kwargs: Any) -> None:
+            if self._looks:
+                self._look()  # a scheduler that stepped before this call is written down before it
+            note(result, *args, **kwargs)
+
+        write = core.guard.shield("ledger")(noted)
 
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +58,6 @@ class Ledger:
                 self._inside -= 1
             if self._inside == 0:
                 start = now_ns()
-                self._looked()  # a scheduler that stepped before this call is written down before it
                 write(result, *args, **kwargs)
                 core.own_ns += now_ns() - start
             return result
@@ -66,7 +68,7 @@ class Ledger:
         def note(_: Any, optimizer: Optimizer, *_args: Any, **_kwargs: Any) -> None:
             self.updates.cleared = True
             one = self.updates.optimizers.get(optimizer)
-            self.core.recorder.call(Call.ZERO_GRAD, -1 if one is None else one.site, source=self._line())
+            self.core.recorder.call(Call.ZERO_GRAD, -1 if one is None else one.site, source=self.core.recorder.source())
 
         return self._noted(original, note)
 
@@ -74,14 +76,16 @@ class Ledger:
         def note(_: Any, module: nn.Module, *_args: Any, **_kwargs: Any) -> None:
             self.updates.cleared = True
             model = self.core.tree.models.get(module)
-            self.core.recorder.call(Call.ZERO_GRAD, -1 if model is None else model.site, source=self._line())
+            self.core.recorder.call(
+                Call.ZERO_GRAD, -1 if model is None else model.site, source=self.core.recorder.source()
+            )
 
         return self._noted(original, note)
 
     def clip(self, original: _Original) -> _Original:
         def note(norm: Any, _: Any = None, limit: Any = None, *_args: Any, **kwargs: Any) -> None:
             limit = kwargs.get("max_norm", kwargs.get("clip_value", limit))
-            recorder, line, step = self.core.recorder, self._line(), self.core.recorder.step
+            recorder, line, step = self.core.recorder, self.core.recorder.source(), self.core.recorder.step
             self.clipped = (step, original.__name__, _number(limit))
 
             def deliver(value: float) -> None:
@@ -96,7 +100,9 @@ class Ledger:
 
     def unscale(self, original: _Original) -> _Original:
         def note(_: Any, _scaler: Any, optimizer: Optimizer) -> None:
-            self.core.recorder.call(Call.UNSCALE, self.updates.known(optimizer).site, source=self._line())
+            self.core.recorder.call(
+                Call.UNSCALE, self.updates.known(optimizer).site, source=self.core.recorder.source()
+            )
 
         return self._noted(original, note)
 
@@ -107,10 +113,19 @@ class Ledger:
         def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             original(scheduler, *args, **kwargs)
             if self.core.on:
+                self._look_from_now_on()
                 self._schedulers[scheduler] = [_steps_of(scheduler)]
                 made(scheduler)
 
         return __init__
+
+    def _look_from_now_on(self) -> None:
+        """There is a scheduler: whether it has stepped is asked before whatever comes next."""
+        if not self._looks:
+            self._looks = True
+            watches = self.updates.passes.before_pass, self.updates.backward.before_backward, self.updates.before_update
+            for checks in watches:
+                checks.append(self._look)
 
     def _introduce_scheduler(self, scheduler: Any) -> None:
         """What a scheduler is set to do, for the first ones that a script makes; written once its optimizer has a
@@ -173,15 +188,12 @@ class Ledger:
             elif isinstance(owner, nn.Module):
                 layer = self.core.tree.layers.get(owner)
                 site = -1 if layer is None else layer.site
-            source = self._line()
+            source = self.core.recorder.source()
             self.core.recorder.call(Call.LOAD_STATE, site, source=source)
             for notice in moments.loaded:
                 notice(owner, kwargs.get("state_dict", state), result, source)
 
         return self._noted(original, note, before)
-
-    def _line(self) -> int:
-        return self.core.recorder.source(2)
 
 
 def _is_setting(name: str, value: Any) -> bool:

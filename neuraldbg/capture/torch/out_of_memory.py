@@ -67,7 +67,7 @@ class OutOfMemoryNotes:
         named = (("parameters", "parameter_bytes"), ("gradients", "gradient_bytes"), ("optimizer", "optimizer_bytes"))
         lines = [f"  {label:<40}{told[name] / 1e6:>12,.1f} MB" for label, name in named]
         lines += [
-            f"  {sites[one['site']].path[:38]:<40}{one['saved_bytes'] / 1e6:>12,.1f} MB"
+            f"  {sites[one['site']].path[-38:]:<40}{one['saved_bytes'] / 1e6:>12,.1f} MB"
             for one in told["layers"][:SHOWN]
         ]
         if sys.stderr is not None:

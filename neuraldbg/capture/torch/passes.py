@@ -7,8 +7,8 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,6 +23,7 @@ from neuraldbg.records import Phase
 MOST_ITEMS = 4096  # in the arguments of a pass that is kept
 LOOKED_AT = 512  # items of an argument or output that are searched for tensors
 UNCHECKED = -1
+CASTING = ("cpu", "cuda")  # devices whose operations may be cast
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
 
 
@@ -92,7 +93,7 @@ class PassRecord:
     args: Any  # nested tuple/list/dict with KeptTensor leaves
     kwargs: Any
     training: tuple[bool, ...]  # of root.modules(), in order
-    buffers: dict[str, Tensor]
+    buffers: Mapping[str, Tensor]
     autocast: tuple[Autocast, ...]
     grad_enabled: bool
     backwards_before: int
@@ -105,7 +106,7 @@ class PassRecord:
         kwargs: dict[str, Any],
         *,
         backwards: int,
-        buffers: dict[str, Tensor] | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
         training: tuple[bool, ...] | None = None,
     ) -> PassRecord:
         """`buffers` and `training`: copies of them, where somebody has made some."""
@@ -118,7 +119,7 @@ class PassRecord:
             kwargs=map_tensors(kwargs, _keep),
             training=tuple(module.training for module in root.modules()) if training is None else training,
             buffers=buffers,
-            autocast=tuple(_autocast(kind) for kind in ("cpu", "cuda")),
+            autocast=tuple(_autocast(kind) for kind in CASTING),
             grad_enabled=torch.is_grad_enabled(),
             backwards_before=backwards,
         )
@@ -230,7 +231,7 @@ def _as_recorded(record: PassRecord, root: nn.Module) -> Iterator[None]:
         record.rng.restore()
         _set_training(modules, record.training)
         _lend_buffers(root, record.buffers)
-        with torch.set_grad_enabled(record.grad_enabled), _autocast_as(record.autocast):
+        with torch.set_grad_enabled(record.grad_enabled), autocast_as(record.autocast):
             yield
     finally:
         for module, buffers in before_buffers:
@@ -244,7 +245,7 @@ def _set_training(modules: list[nn.Module], flags: Any) -> None:
         module.training = flag
 
 
-def _lend_buffers(root: nn.Module, values: dict[str, Tensor]) -> None:
+def _lend_buffers(root: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Copies stand in for the live buffers: a graph that still holds those must not see them written to."""
     for name, value in values.items():
         owner, _, leaf = name.rpartition(".")
@@ -252,13 +253,22 @@ def _lend_buffers(root: nn.Module, values: dict[str, Tensor]) -> None:
 
 
 @contextmanager
-def _autocast_as(states: tuple[Autocast, ...]) -> Iterator[None]:
-    with torch.autocast(states[0].device_type, dtype=states[0].dtype, enabled=states[0].enabled):
-        if len(states) > 1 and states[1].enabled:
-            with torch.autocast(states[1].device_type, dtype=states[1].dtype, enabled=True):
-                yield
-        else:
-            yield
+def autocast_as(states: tuple[Autocast, ...]) -> Iterator[None]:
+    """What is not among them is switched off where it is on: whoever runs something again may be inside of it."""
+    with ExitStack() as around:
+        known = {one.device_type: one for one in states}
+        for kind in CASTING:
+            one = known.get(kind)
+            if one is not None and one.enabled:
+                around.enter_context(torch.autocast(kind, dtype=one.dtype))
+            elif torch.is_autocast_enabled(kind):
+                around.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def casting() -> tuple[Autocast, ...]:
+    """Autocast as it is here and now: of what is switched on."""
+    return tuple(_autocast(kind) for kind in CASTING if torch.is_autocast_enabled(kind))
 
 
 def _autocast(device_type: str) -> Autocast:
@@ -277,6 +287,8 @@ def _weakly(value: Any) -> Any:
     if isinstance(value, Tensor):
         return WeakValue(weakref.ref(value), None if value.is_inference() else value._version)
     kind = type(value)
+    if kind is tuple and len(value) == 1:
+        return (_weakly(value[0]),)
     if kind is tuple or kind is list:
         return kind([_weakly(item) for item in value])
     if kind is dict:
@@ -357,6 +369,14 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        yield value
-    else:
-        yield from leaves(value, Tensor)
+        return iter((value,))
+    return leaves(value, Tensor)
+
+
+def given_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Of a call; mostly it is given nothing else."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return args
+    if not kwargs and all(isinstance(item, Tensor) for item in args):
+        return args
+    return tuple(tensors((args, kwargs)))

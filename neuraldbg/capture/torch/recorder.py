@@ -11,12 +11,15 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
+from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.kernels.elements import Row as Measured
-from neuraldbg.capture.staging import Staging
+from neuraldbg.capture.staging import Block, Staging
 from neuraldbg.capture.torch.frames import Frames
 from neuraldbg.records import Call, Kind, Phase, Site, SiteKind
 from neuraldbg.trace import TraceWriter
-from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE
+from neuraldbg.trace.tables import CALL_CODE, CALLS, KIND_CODE, PHASE_CODE, SCALARS
 
 _NAN = float("nan")
 MOST_FILES = 32  # that are kept at a time
@@ -43,6 +46,27 @@ class Recorder:
         self._sources: dict[tuple[str, int], int] = {}  # (file, line)
         self.muted = False
         self.latest: dict[str, float] = {}  # last value of each series
+        self.call: Callable[..., int] = self._call
+        self.scalar: Callable[..., None] = self._scalar
+        self.source: Callable[..., int] = self._source
+        if frameless.Rows is not None:
+            self._use_c()
+
+    def _use_c(self) -> None:
+        """What is written at every step is written without a frame, as rows that the flush thread takes as they are."""
+        frames, codes = self.frames, tuple(Call)
+        asked = (self.series, frames.known_files, frames.is_user_file, self._number_of)
+        rows = frameless.Rows(self, self.next_seq, codes, self.latest, self._series, *asked)
+
+        def drain() -> dict[str, tuple[Block, int]]:
+            calls, scalars, lost, lost_scalars = rows.drain()
+            return {
+                "calls": (np.frombuffer(calls, CALLS), lost),
+                "scalars": (np.frombuffer(scalars, SCALARS), lost_scalars),
+            }
+
+        self.call, self.scalar, self.source = rows.call, rows.scalar, rows.source
+        self.staging.blocks.append(drain)
 
     @property
     def writer(self) -> TraceWriter | None:
@@ -97,11 +121,12 @@ class Recorder:
             known = self._series[name] = self.add_site(name, SiteKind.SERIES)
         return known
 
-    def source(self, depth: int = 1) -> int:
+    def _source(self, depth: int = 1) -> int:
         """The id of the user's line that is running now; -1 when there is none."""
         frame: FrameType | None = self.frames.user_frame(depth + 1)
-        if frame is None:
-            return -1
+        return -1 if frame is None else self._number_of(frame)
+
+    def _number_of(self, frame: FrameType) -> int:
         key = (frame.f_code.co_filename, frame.f_lineno)
         known = self._sources.get(key)
         if known is None:
@@ -119,7 +144,7 @@ class Recorder:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def call(
+    def _call(
         self, call: Call, site: int = -1, *, value: float = _NAN, aux: float = _NAN, source: int = -1, **rest: int
     ) -> int:
         seq, step, pass_id, digest, duration = self.next_seq(), self.step, -1, 0, -1
@@ -130,7 +155,7 @@ class Recorder:
         self.staging.calls((step, seq, site, pass_id, _CALL[call], value, aux, digest, source, _now(), duration))
         return seq
 
-    def scalar(self, name: str, value: float, *, step: int | None = None, pass_id: int = -1) -> None:
+    def _scalar(self, name: str, value: float, *, step: int | None = None, pass_id: int = -1) -> None:
         when = self.step if step is None else step
         self.latest[name] = value
         series = self._series.get(name)

@@ -16,7 +16,7 @@ import sys
 if {folder!r} not in sys.path:
     sys.path.append({folder!r})
 try:
-    from neuraldbg.capture.attachment import attach_child
+    from {module} import attach_child
     attach_child({plan!r})
 except Exception as error:
     print(f"neuraldbg: this child process is not watched: {{error!r}}", file=sys.stderr)
@@ -39,7 +39,8 @@ class SpawnPatch:
     def __init__(self, plan: Plan) -> None:
         from neuraldbg.capture.attachment import package_parent
 
-        code = _ON_ARRIVAL.format(folder=package_parent(), plan=plan.to_json())
+        module = "neuraldbg.capture.attachment" if plan.pausable is None else "neuraldbg.ranks.spawned"
+        code = _ON_ARRIVAL.format(folder=package_parent(), plan=plan.to_json(), module=module)
         original = spawn.get_preparation_data
         self._patches = Patches()
 

@@ -183,6 +183,9 @@ def from_device_row(row: Any) -> Measured:
 def identity_of(tensor: Tensor) -> int:
     """A 64-bit hash by which a batch is recognised when it comes again: shape, type and all bits of the first 4 MB; of
     what is larger also scattered elements, of what is not in one piece only those."""
+    whole = host.hashed(tensor, SUMMED_BYTES)
+    if whole is not None:
+        return salted(whole, tensor.shape, tensor.dtype)
     strided = tensor.layout == torch.strided
     part = tensor if not strided or tensor.is_contiguous() else thinned(tensor)
     if part.numel() * part.element_size() <= SUMMED_BYTES:
@@ -225,7 +228,12 @@ def _hashed(tensor: Tensor) -> int | None:
 
 
 def _salted(hashed: int | None, tensor: Tensor) -> int:
-    return 0 if hashed is None else (hashed ^ _salt(tensor.shape, tensor.dtype)) or 1
+    return 0 if hashed is None else salted(hashed, tensor.shape, tensor.dtype)
+
+
+def salted(hashed: int, shape: torch.Size, dtype: torch.dtype) -> int:
+    """A hash of bits with shape and type in it; never 0."""
+    return (hashed ^ _salt(shape, dtype)) or 1
 
 
 @torch.no_grad()

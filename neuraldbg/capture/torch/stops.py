@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from neuraldbg.capture.meant import Meant
 from neuraldbg.capture.torch.alarms import Alarms
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
@@ -20,9 +21,7 @@ from neuraldbg.capture.torch.shown import shown_tensor
 from neuraldbg.capture.torch.stats import Measured, measurable, measure
 from neuraldbg.capture.torch.sweep import Sweep
 from neuraldbg.capture.torch.tree import Layer
-from neuraldbg.errors import UnknownLayer, UsageError
-from neuraldbg.records import Phase, SiteKind, Stop
-from neuraldbg.trace.names import Names
+from neuraldbg.records import Phase, Stop
 
 ACTIVATION = ("mean_activation", "std_activation", "min_activation", "max_activation", "norm_activation")
 GRADIENT = ("grad_mean", "grad_std", "grad_min", "grad_max", "grad_norm")
@@ -40,6 +39,7 @@ class Gate(Protocol):
     breakpoints: Any
     kinds: Any
     on_event: Any
+    pace: Any
 
     def found(self, kind: str, summary: str) -> None: ...
 
@@ -60,11 +60,10 @@ class Stops:
         if gate.kinds:
             self.watch_norms()
         self._hook = hook
-        self._names: tuple[int, Names] | None = None
-        self._settled = 0  # sites that the breakpoints were last looked up among
+        self.meant = Meant(core.recorder, gate)
+        self._look_up = core.guard.shield("names of breakpoints")(self.meant.look_up)
         self._patience = PASSES_TO_WAIT  # for a model that has not run yet
         self._told_sync = self._told_compiled = False
-        self._told_lost: set[int] = set()
         guard = core.guard
         self._forward = guard.shield("a breakpoint")(self._prepare)
         self._backward = guard.shield("a breakpoint in backward")(self._prepare_backward)
@@ -75,6 +74,7 @@ class Stops:
         core.take_part("update_done", "layers of breakpoints", self._tell_lost)
         self._hits = 0
         gate.on_event.append(self._keep_hit)
+        gate.pace = lambda: (core.recorder.step, core.recorder.latest.get("step_time_s"))
 
     def _keep_hit(self, event: Mapping[str, Any]) -> None:
         """For a page that is opened later. So many: a breakpoint that only logs may be hit at every step."""
@@ -87,30 +87,9 @@ class Stops:
         """From now on the gradient norms of every update are there when it is done."""
         self._sweep.keep_norms = self.core.budget.always_watch = True
 
-    # -- names ---------------------------------------------------------------------------------------------------------
-
-    def names(self) -> Names:
-        sites = list(self.core.recorder.sites.values())
-        if self._names is None or self._names[0] != len(sites):
-            self._names = (len(sites), Names(sites))
-        return self._names[1]
-
-    def resolve(self, pattern: str) -> dict[int, str]:
-        names = self.names()
-        found = [site for site in names.match(pattern, regex=False) if site.kind in (SiteKind.MODULE, SiteKind.MODEL)]
-        return {site.id: names.canonical(site) for each in found for site in names.twins(each)}
-
-    def _look_up(self) -> None:
-        """Which layers the breakpoints mean, as soon as a model is known: before its first layer is left."""
-        known = len(self.core.recorder.sites)
-        if known != self._settled:
-            self._settled = known
-            self.gate.breakpoints.resolve = self.resolve
-            self.gate.breakpoints.settle()
-
     def _pass_ended(self, one: Pass, *_: Any) -> None:
-        """Names that mean no layer of any model that has run are told with the nearest, each once."""
-        self._look_up()
+        if self.meant.settled != len(self.core.recorder.sites):
+            self.meant.look_up()
         if self.gate.at_layers and not self._told_compiled and one.compiled:
             self._told_compiled = True
             self.gate.say(COMPILED)
@@ -120,17 +99,8 @@ class Stops:
 
     def _tell_lost(self, *_: Any) -> None:
         self._patience = 0
-        for lost in self.gate.breakpoints.lost():
-            if lost.id not in self._told_lost:
-                self._told_lost.add(lost.id)
-                self.gate.say(f"breakpoint {lost.id}: {self._why_lost(lost.spec.layer)}")
-
-    def _why_lost(self, name: str) -> str:
-        try:
-            site = self.names().resolve(name)
-        except UnknownLayer as error:
-            return str(error)
-        return f"{name!r} is no layer but a {site.kind.value}"
+        if len(self.gate.breakpoints):
+            self.meant.tell_lost()
 
     # -- a layer -------------------------------------------------------------------------------------------------------
 
@@ -231,7 +201,7 @@ class Stops:
         self, layer: Layer, module: nn.Module, phase: Phase, known: dict[str, Any], held: Mapping[str, Any], fill: Any
     ) -> Stop:
         frame = self.core.recorder.frames.user_frame(3)
-        name = self.names().canonical(layer.site)
+        name = self.meant.names().canonical(layer.site)
         return Stop(
             known["step"],
             phase,
@@ -272,17 +242,12 @@ class Stops:
                 let_go(stop.frame)
 
     def _describe(self, stop: Stop, kind: str, layer: str | None, part: str | None) -> dict[str, Any]:
-        """A tensor in numbers; of another layer than the one that just ran only what it owns."""
-        found = stop.tensors()
-        if layer is not None:
-            site = self.names().resolve(layer, prefer=SiteKind.MODULE)
-            module = None if site.id == stop.site else self._module(site.id)
-            found = found if module is None else _tensors(module, {})
-        tensor = found.get(kind)
-        if tensor is None:
-            there = ", ".join(sorted(found)) or "nothing"
-            raise UsageError(f"no {kind} of {layer or stop.layer or 'anything'} here; there is {there}")
+        tensor = self.meant.tensor(stop, kind, layer, self._owned)
         return {**stop.place(), "layer": layer or stop.layer, "kind": kind, **shown_tensor(tensor, part)}
+
+    def _owned(self, site: int) -> dict[str, Any] | None:
+        found = self._module(site)
+        return None if found is None else _tensors(found, {})
 
     def _module(self, site: int) -> nn.Module | None:
         for root, _ in self.core.tree.models.items():

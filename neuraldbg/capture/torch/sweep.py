@@ -39,6 +39,7 @@ class Sweep:
         self._told = False
         self._missing: dict[int, frozenset[int]] = {}
         self.keep_norms = False
+        self.local: Callable[[Tensor], Tensor] | None = None  # of a parameter that several ranks share: the part here
         self.norms: dict[int, tuple[Tensor, int, int]] = {}  # of the last update: site -> norm, elements, dimensions
 
     def sites(self, parameters: Iterable[Tensor], *, adopt: bool = False) -> list[tuple[int, Tensor]]:
@@ -51,7 +52,7 @@ class Sweep:
                 site = tree.adopt_leaf(parameter)
             if site is not None:
                 found.append((site, parameter))
-        return found
+        return found if self.local is None else [(site, self.local(parameter)) for site, parameter in found]
 
     @torch.no_grad()
     def before(self, parameters: Iterable[Tensor], *, norm_too: bool = False) -> _Kept:
@@ -139,6 +140,8 @@ class Sweep:
         start = now_ns()
         recorder = self.core.recorder
         step = recorder.step
+        if self.local is not None:
+            parameters = [self.local(parameter) for parameter in parameters]
         found = [p for p in parameters if p.grad is not None and _dense_or_listed(p.grad)]
         groups: dict[Any, list[Tensor]] = {}
         for parameter in found:

@@ -168,6 +168,7 @@ class Timing(Clock):
             recorder.refine_site(
                 layer.site,
                 shape=tuple(first.shape),
+                input_shape=None if entered is None else tuple(entered.shape),
                 dtype=str(first.dtype).removeprefix("torch."),
                 device=str(first.device),
                 source=recorder.frames.line(5) or recorder.sites[layer.site].source,

@@ -49,6 +49,7 @@ class UpdateWatch:
         self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
         self._by_hand = False
+        self._all_owned: Any = None  # how many parameters there were when all of them belonged to optimizers
         self._alike: dict[tuple[str, str | None], list[Known]] = {}
         self.cleared = False  # gradients were set to zero or None since the last update
         self.accumulation: Counter[int] = Counter()  # backwards per update -> updates
@@ -61,11 +62,9 @@ class UpdateWatch:
         shield = core.guard.shield("optimizers")
         self._introduced, self._introduced_named = shield(self._introduce_all), shield(self._introduce_named)
         self._fingerprint: list[tuple[weakref.ref[Tensor], Tensor, int]] = []  # leaf, its bits, its version
-        backward.before_backward.append(self.look_for_manual_update)
-        backward.before_backward.append(self._name_optimizers)
+        backward.before_backward.append(self._backward_begins)
         backward.after_backward.append(self._take_fingerprint)
-        passes.before_pass.append(self.look_for_manual_update)
-        passes.before_pass.append(self._something_begins)
+        passes.before_pass.append(self._pass_begins)
 
     # -- optimizers --------------------------------------------------------------------------------------------------
 
@@ -126,11 +125,6 @@ class UpdateWatch:
         )
         return one
 
-    def _name_optimizers(self) -> None:
-        """In a backward the user's variables are in sight, also that of an optimizer that will never step."""
-        if len(self.unnamed):
-            self._introduced_named()
-
     def _watched(self, optimizer: Optimizer) -> bool:
         """With one model given, only optimizers that move its parameters count."""
         tree = self.core.tree
@@ -170,10 +164,11 @@ class UpdateWatch:
     def _before(self, optimizer: Optimizer) -> None:
         core = self.core
         begin = now_ns()
-        core.clock.update_began(begin)
+        if core.clock.on:
+            core.clock.update_began(begin)
         local = core.local
         local.kept = None
-        if not self._watched(optimizer):
+        if core.tree.only is not None and not self._watched(optimizer):
             return
         one = self.known(optimizer)
         if one.unknown and one.updates < 3:
@@ -194,17 +189,19 @@ class UpdateWatch:
     def _after(self, optimizer: Optimizer) -> None:
         core = self.core
         end = now_ns()
-        core.clock.update_ended(end)
-        if not self._watched(optimizer):
+        if core.clock.on:
+            core.clock.update_ended(end)
+        if core.tree.only is not None and not self._watched(optimizer):
             return
         one = self.known(optimizer)
         lr = _number(optimizer.param_groups[0].get("lr"))
         local = core.local
         duration = end - local.step_start - core.ours_since(local.own_before)
         core.recorder.call(Call.STEP, one.site, value=lr, source=core.recorder.source(3), duration_ns=duration)
-        if core.sampling and not any(parameter.is_cuda for parameter in owned(optimizer)):
+        if core.budget.full and not any(parameter.is_cuda for parameter in owned(optimizer)):
             core.recorder.span(one.site, Phase.UPDATE, (local.step_start, duration))
-        core.recorder.scalar("lr" if one is self._first() else f"lr.{one.name}", lr)
+        alone = len(self.optimizers) == 1
+        core.recorder.scalar("lr" if alone or one is self._first() else f"lr.{one.name}", lr)
         if local.kept is not None:
             self.sweep.after(local.kept)
             local.kept = None
@@ -265,6 +262,7 @@ class UpdateWatch:
         core.device.send()
         end = now_ns()
         core.own_ns += end - begin
+        core.budget.loss_told(recorder.latest.get("loss"))
         core.budget.step_done(wall_ns=end - started, own_ns=core.own_ns)
         core.own_ns = 0
         core.step_begins()
@@ -275,15 +273,29 @@ class UpdateWatch:
             if used is not None:
                 self.core.recorder.scalar(name, float(used))
 
-    def _something_begins(self) -> None:
+    def _pass_begins(self) -> None:
+        if self._fingerprint:
+            self.look_for_manual_update()
         if self.step_started is None:
             self.step_started = now_ns()
+
+    def _backward_begins(self) -> None:
+        if self._fingerprint:
+            self.look_for_manual_update()
+        if len(self.unnamed):  # the user's variables are in sight, also that of an optimizer that will never step
+            self._introduced_named()
 
     # -- updates by hand ---------------------------------------------------------------------------------------------
 
     def _candidates(self, loss: Tensor | None) -> Iterable[Tensor]:
         optimizers = [optimizer for table in (self.optimizers, self.unnamed) for optimizer, _ in table.items()]
+        sites = self.core.tree.parameter_site
+        groups = [(id(each), len(group["params"])) for each in optimizers for group in each.param_groups]
+        if self._all_owned == (len(sites), groups):
+            return ()
         mine = {id(parameter) for optimizer in optimizers for parameter in owned(optimizer)}
+        all_owned = bool(mine) and mine.issuperset(id(parameter) for parameter, _ in sites.items())
+        self._all_owned = (len(sites), groups) if all_owned else None
         found = [p for _, p in self.core.tree.trainable() if p.grad is not None and id(p) not in mine]
         if not found and not mine and loss is not None and self.core.tree.only is None:
             found = [leaf for leaf in leaves_of(loss) if leaf.grad is not None]

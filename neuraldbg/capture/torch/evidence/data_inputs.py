@@ -40,16 +40,14 @@ class Inputs:
         self._large: list[tuple[weakref.ref[Tensor], str]] = []  # inputs of this step of which only a part was read
         self._follows = False
         self._losses: deque[float] = deque(maxlen=32)
-        for moment, notice in (
-            ("layer_run", self._layer_run),
-            ("pass_begun", self._pass_begun),
-        ):
-            self.core.take_part(moment, "inputs", notice)
+        if self.core.budget.share != 0.0:
+            self.core.take_part("layer_run", "inputs", self._layer_run)
+            self.core.take_part("pass_begun", "inputs", self._pass_begun)
 
     # -- the largest of a batch ----------------------------------------------------------------------------------------
 
     def _pass_begun(self, one: Pass, *_: Any) -> None:
-        if not one.grad or self.core.budget.share == 0.0:
+        if not one.grad:
             return
         tensor = next((t for t in one.entered if t.is_floating_point() and t.dim() > 1), None)
         if tensor is None or tensor.requires_grad or not tensor.numel():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.evidence.data_search import arrays_in_sight
 from neuraldbg.capture.torch.evidence.data_windows import sequence_of
 from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array, bytes_of, joined, keys_of
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.passes import Pass
 
 SEARCHES = (0, 1, 3, 8)  # training passes at whose beginning the user's variables are looked through
 SET_BYTES = 256 * 2**20  # of one candidate
@@ -86,21 +86,21 @@ class DataSets:
         self._last: Callable[[], Tensor | None] = _nothing
         self._since_backward = 0
         self._alone = False  # the last training pass is the only one of its backward, with one tensor as input
+        self.core.take_part("ending", "data sets", self._write)
+        if self.core.budget.share == 0.0:
+            return
         for moment, notice in (
             ("pass_begun", self._pass_begun),
             ("backward_done", self._backward_done),
             ("update_done", self._update_done),
-            ("ending", self._write),
         ):
             self.core.take_part(moment, "data sets", notice)
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
-    def _pass_begun(self, one: Pass, _root: Any, args: Any, kwargs: Any) -> None:
-        if self.core.budget.share == 0.0:
-            return
+    def _pass_begun(self, one: Pass, *_: Any) -> None:
         if not one.grad:
-            self._evaluation(args, kwargs)
+            self._evaluation(one.entered)
             return
         before, self._last, self._alone = self._last, _nothing, self._since_backward == 0
         self._since_backward += 1
@@ -110,7 +110,7 @@ class DataSets:
         if (self._room <= 0 or self._passes > MOST_PASSES) and not searching and not following:
             self.complete = False
             return
-        tensor = _first_batch(args, kwargs)
+        tensor = _first_batch(one.entered)
         batch = None if tensor is None else as_array(tensor)
         keys = None if batch is None or bytes_of(batch) > ROW_BYTES // 4 else keys_of(batch)
         if tensor is None or batch is None or keys is None:
@@ -127,12 +127,12 @@ class DataSets:
                 self._search(batch, np.concatenate([keys, np.fromiter(self.trained, np.uint64)[:KNOWN_ROWS]]))
             self.found.same_object += self.found.followed <= FOLLOWED and before() is tensor
         self._last = weakref.ref(tensor)
-        self._alone = self._alone and sum(t.dim() > 0 for t in tensors((args, kwargs))) == 1
+        self._alone = self._alone and sum([t.dim() > 0 for t in one.entered]) == 1
 
-    def _evaluation(self, args: Any, kwargs: Any) -> None:
+    def _evaluation(self, entered: Sequence[Tensor]) -> None:
         """Whether the rows of an evaluation are among those trained on."""
         self.evaluated_on_trained = None
-        tensor = _first_batch(args, kwargs) if self.trained else None
+        tensor = _first_batch(entered) if self.trained else None
         batch = None if tensor is None else as_array(tensor)
         if batch is None:
             return
@@ -147,7 +147,7 @@ class DataSets:
         for one, keys in self._pending:
             if one.trained and len(self.trained) < MOST_ROWS:
                 known = keys.tolist()
-                self.repeated += sum(key in self.trained for key in known)
+                self.repeated += sum(map(self.trained.__contains__, known))
                 self.rows_seen += len(known)
                 self.trained.update(known)
         self._pending.clear()
@@ -280,9 +280,9 @@ def _nothing() -> None:
     return None
 
 
-def _first_batch(args: Any, kwargs: Any) -> Tensor | None:
+def _first_batch(entered: Sequence[Tensor]) -> Tensor | None:
     """The first input with several elements."""
-    return next((tensor for tensor in tensors((args, kwargs)) if tensor.dim() >= 1 and tensor.numel() > 1), None)
+    return next((tensor for tensor in entered if tensor.dim() >= 1 and tensor.numel() > 1), None)
 
 
 def _fitting(value: Any, batch: Array) -> Array | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.growing import growing_line
+from neuraldbg.capture.torch.in_sight import held_by_the_user
 from neuraldbg.capture.torch.passes import Pass, tensors
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class KeptGraphs:
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
         self._updates = capture.updates
+        self._data_sets = capture.batches.data_sets
         self._alive: dict[int, tuple[weakref.ref[Token], int]] = {}  # pass -> token, step
         self._followed = 0
         self._look_at = _FIRST_LOOK
@@ -47,7 +48,9 @@ class KeptGraphs:
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
         if not one.grad or len(self._alive) >= MOST:
             return
-        node: Any = next((tensor.grad_fn for tensor in tensors(outputs) if tensor.grad_fn is not None), None)
+        node: Any = outputs.grad_fn if isinstance(outputs, Tensor) else None
+        if node is None:
+            node = next((tensor.grad_fn for tensor in tensors(outputs) if tensor.grad_fn is not None), None)
         if node is None:
             return
         token = node.metadata.get(TOKEN)
@@ -84,45 +87,16 @@ class KeptGraphs:
 
     def _holder(self) -> dict[str, Any] | None:
         """The variable, list or attribute with the most graphs in it."""
+        frames = self.core.recorder.frames
         best: tuple[tuple[bool, int], dict[str, Any] | None] = ((False, 0), None)
-        for frame, where, what in held_by_the_user(self.core.recorder.frames.user_frames(2)):
+        for files, where, what in held_by_the_user(frames, self._data_sets()):
             found = attempt(partial(_graphs_in, what)) or 0
             rank = (not isinstance(what, Tensor), found)  # a list before what was computed from it
             if found > 1 and rank > best[0]:
-                best = rank, {"name": where, "graphs": found, "kind": type(what).__name__, "frame": frame}
+                best = rank, {"name": where, "graphs": found, "kind": type(what).__name__, "files": files}
         if best[1] is not None:
-            frame = best[1].pop("frame")
-            best[1]["source"] = attempt(partial(growing_line, self.core.recorder.frames, frame, best[1]["name"]))
+            best[1]["source"] = attempt(partial(growing_line, frames, best[1].pop("files"), best[1]["name"]))
         return best[1]
-
-
-def held_by_the_user(frames: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
-    """Every variable in sight once, and what stands in it: the frame, where, and the value."""
-    seen: set[int] = set()
-    for frame in frames:
-        scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
-        for scope in scopes:
-            for name, value in list(scope.items()):
-                if name.startswith("__") or id(value) in seen:
-                    continue
-                seen.add(id(value))
-                yield from ((frame, where, what) for where, what in _places(name, value))
-
-
-def _places(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A variable and, of the user's own objects, their attributes."""
-    yield name, value
-    if type(value) is dict and len(value) <= 64:
-        yield from ((f"{name}[{key!r}]", inner) for key, inner in value.items() if isinstance(key, str | int))
-    module = type(value).__module__
-    plain = isinstance(value, Tensor | type) or module in ("builtins", "collections", "numpy") or callable(value)
-    if plain and not isinstance(value, nn.Module):
-        return
-    attributes = getattr(value, "__dict__", None)
-    if type(attributes) is dict:
-        for key, inner in islice(list(attributes.items()), 256):
-            if not key.startswith("__"):
-                yield f"{name}.{key}", inner
 
 
 def _graphs_in(value: Any, depth: int = 0) -> int:

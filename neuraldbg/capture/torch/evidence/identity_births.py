@@ -158,7 +158,9 @@ class Births:
         if made is None:
             return
         made.updates += 1
-        made.versions = [_version(ref()) for ref in made.parameters]
+        made.versions = [
+            -1 if (tensor := ref()) is None or tensor.is_inference() else tensor._version for ref in made.parameters
+        ]
         if made.updates == 1:
             self._introduce("optimizer_made", known.site, made.stack)
 

@@ -27,13 +27,13 @@ class LossScaling:
         self._known: IdentityTable[bool] = IdentityTable()
         self._scaled_by: weakref.ref[Any] | None = None  # since the last update
         self._left = MOST_FACTS
+        self._follows = False  # updates: from the first scaler on
         self.still_scaled = 0
         guard = self.core.guard
         self._seen = guard.shield("loss scaling")(self._scale_seen)
         self._stepped = guard.shield("loss scaling")(self._step_seen)
         capture.patches.replace(GradScaler, "scale", self._wrap(GradScaler.scale, self._seen))
         capture.patches.replace(GradScaler, "step", self._wrap(GradScaler.step, self._stepped))
-        self.core.take_part("update_begun", "loss scaling", self._update_begun)
         self.core.take_part("ending", "loss scaling", self._ending)
 
     def _wrap(self, original: Callable[..., Any], seen: Callable[[Any], None]) -> Callable[..., Any]:
@@ -46,6 +46,9 @@ class LossScaling:
         return call
 
     def _scale_seen(self, scaler: Any) -> None:
+        if not self._follows:
+            self._follows = True
+            self.core.take_part("update_begun", "loss scaling", self._update_begun)
         if scaler not in self._known:
             self._known[scaler] = True
             settings = {name.strip("_"): attempt(partial(_number, scaler, name)) for name in _SETTINGS}

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from neuraldbg.capture.places import FIRST_LOOKS, FLAT, LATER, MOST_ELEMENTS, RECTIFIED, Place
 from neuraldbg.capture.torch.evidence.graph_walk import SHAPES, Visit, Walk, saved, walk
 from neuraldbg.capture.torch.stats import measurable
 
 DEEP = 6_000  # operations read below a loss
-FIRST_LOOKS = 12
-LATER = 1.5  # each later look so many times further into the run
-MOST_ELEMENTS = 2**22  # of one activation that is looked at
 MOST_PLACES = 256
-NAMED_UNITS = 16
 WEIGHTED = {"Addmm", "Mm", "Convolution", "MkldnnConvolution", "Linear", "Baddbmm", "MkldnnRnnLayer"}
 BOUNDED = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Hardtanh": None, "Hardsigmoid": None}
-RECTIFIED = {"Relu", "Threshold", "Relu6"}
 OTHER = {"LeakyRelu", "Gelu", "Silu", "Elu", "Selu", "Softplus", "Mish", "Hardswish", "Prelu", "Glu", "LogSigmoid"}
 ACTIVATIONS = {*BOUNDED, *RECTIFIED, *OTHER}
-FLAT = 0.02  # of the range from either end
 NORMALISING = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RmsNorm")
-
-
-@dataclass
-class Place:
-    """One activation in the network, over the looks."""
-
-    op: str
-    site: int | None
-    fed_by: int | None  # site of the layer whose output it takes
-    order: int  # from the loss: 0 is nearest
-    looks: int = 0
-    units: int = 0
-    dead: Tensor | None = None  # units that were zero for every sample of every look
-    stuck: Tensor | None = None  # units in the flat part for every sample of every look
-    flat_share: float | None = None
 
 
 class Network:
@@ -113,21 +92,7 @@ class Network:
                 self._write(place)
 
     def _write(self, place: Place) -> None:
-        dead = [] if place.dead is None else place.dead.nonzero().flatten().tolist()
-        stuck = [] if place.stuck is None else place.stuck.nonzero().flatten().tolist()
-        self.core.recorder.fact(
-            "activation",
-            op=place.op,
-            site=place.site,
-            fed_by=place.fed_by,
-            order=place.order,
-            looks=place.looks,
-            units=place.units,
-            dead=len(dead) if place.op in RECTIFIED else None,
-            dead_units=dead[:NAMED_UNITS],
-            stuck=len(stuck) if place.flat_share is not None else None,
-            flat_share=place.flat_share,
-        )
+        self.core.recorder.fact("activation", **place.told(lambda flags: flags.nonzero().flatten().tolist()))
 
     # -- the stack ---------------------------------------------------------------------------------------------------
 

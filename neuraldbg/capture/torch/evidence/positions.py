@@ -35,8 +35,10 @@ class Positions:
             self.core.take_part(moment, "positions", notice, rarely=moment == "pass_ended")
 
     def _begun(self, one: Pass, _root: Any, args: Any, kwargs: Any) -> None:
-        ids = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and _is_tokens(t)), None)
-        if ids is None:
+        for ids in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(ids, Tensor) and _is_tokens(ids):
+                break
+        else:
             return  # runs at every pass: tokens inside of lists and dicts are not looked for
         lengths = self._lengths[one.grad]
         if len(lengths) < LENGTHS:

@@ -13,8 +13,8 @@ from torch import Tensor
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.resources import device_memory, host_allocated_bytes, rss_bytes
 from neuraldbg.capture.torch.core import RARELY, now_ns
-from neuraldbg.capture.torch.evidence.graphs_kept import held_by_the_user
 from neuraldbg.capture.torch.growing import growing_line
+from neuraldbg.capture.torch.in_sight import CONTAINERS, Files, held_by_the_user
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -33,6 +33,7 @@ class KeptValues:
 
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
+        self._data_sets = capture.batches.data_sets
         self._begin: dict[str, Size] = {}
         self._at_begin = 0
         self._next = 2 * FIRST
@@ -60,18 +61,18 @@ class KeptValues:
     def _survey(self) -> dict[str, Size]:
         return {name: size for name, _, _, size in self._containers()}
 
-    def _containers(self) -> Iterator[tuple[str, Any, Any, Size]]:
-        for frame, where, what in held_by_the_user(self.core.recorder.frames.user_frames(2)):
+    def _containers(self) -> Iterator[tuple[str, Any, Files, Size]]:
+        for files, where, what in held_by_the_user(self.core.recorder.frames, self._data_sets()):
             size = attempt(partial(_size_of, what))
             if size is not None:
-                yield where, what, frame, size
+                yield where, what, files, size
 
     def _write(self) -> None:
         holders = []
-        for name, value, frame, (items, size, what) in self._containers():
+        for name, value, files, (items, size, what) in self._containers():
             before = self._begin.get(name, (0, 0, ""))
             if items > before[0] and size - before[1] >= LEAST:
-                source = attempt(lambda name=name, frame=frame: growing_line(self.core.recorder.frames, frame, name))  # type: ignore[misc]
+                source = attempt(partial(growing_line, self.core.recorder.frames, files, name))
                 grown = {"grew_by": size - before[1], "keeps": items, "what": what, "source": source}
                 holders.append({"name": name, "kind": type(value).__name__, "bytes": size, **grown})
         holders.sort(key=lambda one: -one["grew_by"])
@@ -80,7 +81,7 @@ class KeptValues:
 
 def _size_of(value: Any) -> Size | None:
     """A container's items and their bytes; None for anything else."""
-    if not isinstance(value, list | dict | deque | set):
+    if not isinstance(value, CONTAINERS):
         return None
     count = len(value)
     stride = max(count // LOOKED_AT, 1)

@@ -53,24 +53,24 @@ class LossLines:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.lines: dict[tuple[int, Path, str], str] = {}  # line of the backward, place, operation -> line
-        self._open = False
+        self.is_open = False
         self._windows = 0
 
     # -- the first updates --------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """User code outside of passes begins."""
-        if self._open or self.core.recorder.step >= FIRST_UPDATES or self._windows >= MOST_WINDOWS:
+        if self.is_open or self.core.recorder.step >= FIRST_UPDATES or self._windows >= MOST_WINDOWS:
             return
         if torch.is_anomaly_enabled() or self.core.local.in_backward:
             return  # the user's own; not ours to switch off
         self._windows += 1
-        self._open = True
+        self.is_open = True
         torch.set_anomaly_enabled(True, False)
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
+        if self.is_open:
+            self.is_open = False
             torch.set_anomaly_enabled(False, True)
 
     def learn(self, loss: Tensor, source: int) -> None:

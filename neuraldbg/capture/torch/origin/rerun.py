@@ -50,6 +50,9 @@ class Rerun:
             return "the pass was not recorded"
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
             return "a torch mode of the script is active"
+        alone = self.core.why_not_again(root)
+        if alone is not None:
+            return alone
         if _foreign_hooks(root):
             return "the model has hooks of its own"
         if any(isinstance(m, torch.jit.ScriptModule) or type(m).__name__ in _SHARDED for m in root.modules()):

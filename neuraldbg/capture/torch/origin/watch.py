@@ -68,7 +68,8 @@ class OriginWatch:
             ("update_done", self._update_done),
             ("ending", self._ending),
         ):
-            core.take_part(moment, "the origin of NaN", notice)
+            early = moment in ("pass_begun", "pass_ended") and self._arm_at is None  # lines are learnt at first
+            core.take_part(moment, "the origin of NaN", notice, early=early)
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
@@ -77,24 +78,28 @@ class OriginWatch:
             self.search.batch_seen(batch)
 
     def _pass_begun(self, *_: Any) -> None:
-        self.lines.close()
+        if self.lines.is_open:
+            self.lines.close()
         if self._arm_at == 0:
             self._arm()
 
     def _pass_ended(self, one: Pass, *_: Any) -> None:
         self._graph_begun = self._graph_begun or one.grad
-        if self._graph_begun:
+        if self._graph_begun and self.core.recorder.step < FIRST_UPDATES:
             self.lines.open()
 
     def _backward_begun(self, loss: Tensor | None, source: int) -> None:
-        self.lines.close()
+        if self.lines.is_open:
+            self.lines.close()
         self._graph_begun = False
         if loss is None or (not self.left and not self.stop):
             return
         self._source = source
         self._by_scaler = loss in self.capture.backward._unscaled
-        self.lines.learn(loss, source)
-        if source not in self._places or self.core.recorder.step < FIRST_UPDATES:
+        early = self.core.recorder.step < FIRST_UPDATES
+        if early:
+            self.lines.learn(loss, source)
+        if early or source not in self._places:
             self._places[source] = steep_places(loss)
         self._factor = factor_of(loss)
         places = self._places[source]
@@ -136,7 +141,7 @@ class OriginWatch:
                 gradient = None if parameter is None else parameter.grad
                 if gradient is None:
                     self._probes.pop(optimizer)
-                elif (self._waits or not gradient.is_cuda) and _sum_is_bad(gradient):
+                elif (not gradient.is_cuda or self._waits) and _sum_is_bad(gradient):
                     self._gradients_bad()
                     break
             else:

@@ -9,22 +9,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from neuraldbg.capture.experiments import NAMES
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.probes.sample import HELD_AFTER, Samples
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
 
-NAMES = (
-    "cross_sample",
-    "future_token",
-    "train_eval",
-    "in_place",
-    "token_dependence",
-    "standardised",
-    "overfit",
-    "label_permutation",
-)
 MOST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
 SHARE = 0.25  # of the run's own time
@@ -100,6 +91,8 @@ class Probes:
             return "the script was interrupted"
         if threading.current_thread() is not threading.main_thread():
             return "the run ended outside the main thread"
+        if not self.core.leads:
+            return "the first rank makes it"
         if self.core.recorder.step < HELD_AFTER:
             return f"fewer than {HELD_AFTER} updates"
         if own is None:
@@ -116,7 +109,8 @@ class Probes:
         own.samples = good
         if not good:
             return f"no training batch could be recorded: {self.samples.why_not}"
-        return reason_against(own.roots)
+        alone = (self.core.why_not_again(root) for root in own.roots)
+        return next((why for why in alone if why is not None), None) or reason_against(own.roots)
 
     def _skipped(self, names: tuple[str, ...], why: str) -> None:
         for name in names:

@@ -117,14 +117,16 @@ class Samples:
         self._numbers: dict[int, int] = {}  # id of a pass -> its number on the tape
         self._done = False  # this step has its sample
         self._changes = 0
-        for moment, notice in (
-            ("pass_begun", self._pass_begun),
-            ("pass_ended", self._pass_ended),
-            ("backward_begun", self._backward_begun),
-            ("update_begun", self._update_begun),
-            ("update_done", self._update_done),
+        if core.budget.share == 0.0:
+            return  # no pass is kept, and nothing is tried
+        for moment, notice, early in (
+            ("pass_begun", self._pass_begun, True),
+            ("pass_ended", self._pass_ended, True),
+            ("backward_begun", self._backward_begun, False),
+            ("update_begun", self._update_begun, False),
+            ("update_done", self._update_done, False),
         ):
-            core.take_part(moment, "samples for experiments", notice)
+            core.take_part(moment, "samples for experiments", notice, early=early)
 
     # -- passes ----------------------------------------------------------------------------------------------------
 

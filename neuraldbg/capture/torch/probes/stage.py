@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules import module as torch_module
 
-from neuraldbg.capture.torch.passes import KeptTensor, RngState, _autocast_as, map_leaves, tensors
+from neuraldbg.capture.torch.passes import KeptTensor, RngState, autocast_as, map_leaves, tensors
 from neuraldbg.capture.torch.probes.loss_replay import TapedPass
 from neuraldbg.capture.torch.probes.sample import Sample, Specimen
 
@@ -67,7 +67,7 @@ class Stage:
         self, one: TapedPass, weights: Weights, overrides: dict[int, Tensor], change: Change | None = None
     ) -> list[Tensor]:
         args, kwargs = arguments(one, overrides, change)
-        with _autocast_as(one.record.autocast):
+        with autocast_as(one.record.autocast):
             return list(tensors(functional_call(one.entry, self._named(one.entry, weights), args, kwargs)))
 
     def _named(self, entry: nn.Module, weights: Weights) -> dict[str, Tensor]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from neuraldbg.capture.torch.passes import KeptTensor, NamedItems, RngState
+from neuraldbg.capture.torch.recording.structure import Layout
 from neuraldbg.capture.torch.recording.tensorfile import writable
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -22,11 +23,20 @@ class Unwritable(Exception):
 class Encoder:
     """Collects the tensors of one file; the same tensor is written once."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: Callable[[Tensor], Tensor] = Tensor.cpu) -> None:
+        self.host = host  # brings a tensor to host memory
         self.tensors: dict[str, Tensor] = {}
         self._known: dict[int, dict[str, Any]] = {}
         self._held: list[Tensor] = []  # an address is a name only as long as its owner lives
         self.bytes = 0
+        self._layouts: dict[int, tuple[int, Layout]] = {}
+
+    def layout(self, layout: Layout) -> int:
+        """Its number among those of the file."""
+        return self._layouts.setdefault(id(layout), (len(self._layouts), layout))[0]
+
+    def told_layouts(self) -> list[Any]:
+        return [[list(one.names), [list(shape) for shape in one.shapes]] for _, one in self._layouts.values()]
 
     def tensor(self, tensor: Tensor) -> dict[str, Any]:
         known = self._known.get(id(tensor))
@@ -41,7 +51,7 @@ class Encoder:
         if tensor.layout != torch.strided or tensor.dtype not in writable or type(tensor) not in _TENSORS:
             raise Unwritable(f"a tensor of {tensor.dtype} and {tensor.layout}")
         name = str(len(self.tensors))
-        host = tensor.detach().cpu().clone() if tensor.device.type != "cpu" else tensor.detach()
+        host = self.host(tensor.detach())
         self.tensors[name] = host
         self.bytes += host.numel() * host.element_size()
         found: dict[str, Any] = {"tensor": name}
@@ -77,8 +87,14 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 class Decoder:
     """Reads what an Encoder wrote, with the tensors of the same file."""
 
-    def __init__(self, tensors: dict[str, Tensor], kind: Callable[[str], Any] | None = None) -> None:
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        kind: Callable[[str], Any] | None = None,
+        layouts: Sequence[Any] = (),
+    ) -> None:
         self._tensors = tensors
+        self.layouts = [Layout(tuple(names), tuple(tuple(each) for each in shapes)) for names, shapes in layouts]
         self._kind = kind or _class_of
 
     def tensor(self, told: dict[str, Any]) -> Tensor:
@@ -118,6 +134,41 @@ def _class_of(text: str) -> Any:
     if not (isinstance(found, type) and issubclass(found, tuple)):
         raise Unwritable(f"a {name} of {module}, which is not there")
     return found
+
+
+class Repeats:
+    """Lists that are the same as the last time in the file are written once: of a call, whose parameters it changed;
+    of an update, the settings of its optimizer."""
+
+    FIELDS = {"call": ("name", "of"), "update": ("optimizer", "groups")}
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[Any, Any], Any] = {}
+
+    def shortened(self, told: dict[str, Any]) -> dict[str, Any]:
+        place = self._place(told)
+        if place is not None and place[1] in told:
+            key, name = place
+            if key in self._last and self._last[key] == told[name]:
+                del told[name]
+            else:
+                self._last[key] = told[name]
+        return told
+
+    def whole(self, told: dict[str, Any]) -> dict[str, Any]:
+        place = self._place(told)
+        if place is None:
+            return told
+        key, name = place
+        if name in told:
+            self._last[key] = told[name]
+        elif key in self._last:
+            return {**told, name: self._last[key]}
+        return told
+
+    def _place(self, told: dict[str, Any]) -> tuple[tuple[Any, Any], str] | None:
+        who, name = self.FIELDS.get(told["kind"], (None, None))
+        return None if who is None or name is None else ((told["kind"], told[who]), name)
 
 
 class Generators:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.recording.losses import Remade, told_loss
 from neuraldbg.capture.torch.recording.names import Names
-from neuraldbg.capture.torch.recording.spool import FOLDER, Item, Spool
+from neuraldbg.capture.torch.recording.pacing import BY_ITSELF, Bounds, Pace
+from neuraldbg.capture.torch.recording.spool import FOLDER, Item, Spool, told_autocast
 from neuraldbg.capture.torch.recording.taking import Recording
 from neuraldbg.capture.torch.recording.tape import (
     DEFAULT_BYTES,
@@ -35,6 +37,8 @@ STATE_SHARE: Final = 0.003  # of the CPU time that states may take: where they a
 FIRST_GROWS: Final = 3  # times: the first state holds no optimizer's memory yet, which may be twice the parameters
 FLUSH_BYTES: Final = 16 * 2**20
 ENTRY_BYTES: Final = 500  # of an entry without tensors
+VARYING_EVERY: Final = 10  # updates, on CUDA without repeatable kernels: only the outputs of a state's step are exact
+TAIL_SHARE: Final = 4  # of the limit: when so much has come since the last state, another one is taken
 PATIENCE_S: Final = 60.0
 
 
@@ -49,23 +53,30 @@ class DiskTape:
         *,
         say: Callable[[str], None] = lambda _: None,
         share: float = STATE_SHARE,
+        windows: bool = False,
+        bounds: Bounds | None = None,
     ) -> None:
         self.names = Names()
         self.count = 0
         self.folder = folder
         self._limit = limit_bytes
+        self._bounds = bounds
+        self._waiting = limit_bytes if bounds is None else min(limit_bytes, bounds.host)
         self._share = share
-        self._spool = Spool(folder, limit_bytes, say)
+        self._spool = Spool(folder, limit_bytes, say, windows=windows)
         self._queue: deque[Item] = deque()
         self._handed = 0  # bytes, by the training
         self._written = 0  # of them
         self._stale = False  # the newest state is no place to begin from
         self._open = False  # a state was handed over and nothing was left out since
         self._states: list[int] = []  # where they stand, as far as a gradient may still come to a pass before them
+        self._streams: dict[tuple[int, int], Any] = {}  # of devices, that what waits was put on
+        self._devices: set[torch.device] = set()
+        self._tail = 0  # bytes since the last state
         self._state_at = 0.0
         self._state_cost = 0.0
         self._taken = 0
-        self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._models: IdentityTable[bool] = IdentityTable()  # whose still parameters were handed over
         self._began = time.monotonic()
         self._wake, self._over = threading.Event(), False
         self._idle = threading.Condition()
@@ -78,13 +89,37 @@ class DiskTape:
     def failed(self) -> str | None:
         return self._spool.failed
 
+    def writer_s(self) -> float:
+        """That the thread which writes has computed."""
+        return self._spool.computed_s
+
     def wants_state(self, updates: int) -> bool:
         if self.failed:
             return False
-        if not self._open or self._stale:
+        if not self._open or self._stale or self._tail > self._limit // TAIL_SHARE:
             return True
+        every = VARYING_EVERY if self._devices and not torch.are_deterministic_algorithms_enabled() else EVERY
         cost = (self._state_cost + self._spool.state_cost_s) * (FIRST_GROWS if self._taken == 1 else 1)
-        return updates >= EVERY and (time.process_time() - self._state_at) * self._share >= cost
+        return updates >= min(every, EVERY) and (time.process_time() - self._state_at) * self._share >= cost
+
+    def admits(self, size: int, on_device: int = 0, what: str = "a state of the training") -> bool:
+        """Whether a state of so many bytes can be taken now: not while the disk is behind, and never where it would not
+        leave room for the next one."""
+        why = None if self._bounds is None else self._bounds.too_much(size, on_device)
+        if why is None and 2 * size > self._limit:
+            why = f"and two of them have to fit into {self._limit >> 20} MB (--record-memory)"
+        if why is not None:
+            self.give_up(f"{what} takes {size >> 20} MB, {why}")
+        return not self.failed and self._handed - self._written + size <= self._waiting
+
+    def give_up(self, why: str) -> None:
+        self._open = False
+        self._spool.stop(why)
+
+    def pause(self) -> None:
+        """What comes next does not follow on what came: a number is left out, and a state comes first."""
+        self.count += 1
+        self._open = False
 
     def add(self, entry: Entry) -> None:
         entry.number, self.count = self.count, self.count + 1
@@ -99,7 +134,7 @@ class DiskTape:
         elif isinstance(entry, TapedBackward):
             loss = None if entry.loss is None else told_loss(entry.loss)
             size = 0 if entry.loss is None else size_of([entry.loss.target])
-            told |= {"kind": "backward", "number": entry.backward}
+            told |= {"kind": "backward", "number": entry.backward, "autocast": told_autocast(entry.autocast)}
             self._put(Item(told, values={"value": entry.value, "loss": loss}), size)
         elif isinstance(entry, TapedCall):
             self._add_call(entry, told)
@@ -110,18 +145,27 @@ class DiskTape:
         root = entry.root()
         if root is None:
             return
-        if root not in self._models:
-            self._introduce(root)
+        if root not in self._models and not self._introduce(root):
+            self._open = False
+            return
         told |= {"kind": "pass", "root": self.names.model(root), "entry": entry.path, "refused": entry.refused}
         self._put(Item(told, record=entry.record, trainable=entry.trainable), entry.bytes)
 
-    def _introduce(self, root: nn.Module) -> None:
-        """What no update moves is written once: parameters without an optimizer."""
+    def _introduce(self, root: nn.Module) -> bool:
+        """What no update moves is written once: parameters without an optimizer. Nothing is copied that does not
+        fit."""
         number = self.names.model(root)
         keys = [(self.names.parameter(p), p) for p in root.parameters()]
-        still = {str(key): p.detach().clone() for key, p in keys if key is not None and key.startswith("m")}
-        if self._put(Item({"kind": "model", "root": number}, tensors=still), size_of(still.values())):
-            self._models.add(root)
+        still = {str(key): p.detach() for key, p in keys if key is not None and key.startswith("m")}
+        size = size_of(still.values())
+        on_device = size_of(each for each in still.values() if each.is_cuda)
+        if not self.admits(size, on_device, "what no optimizer moves"):
+            return False
+        copies = {key: each.clone() for key, each in still.items()}
+        if not self._put(Item({"kind": "model", "root": number}, tensors=copies), size):
+            return False
+        self._models[root] = True
+        return True
 
     def ended(self, taped: TapedPass) -> None:
         if self._open:
@@ -141,6 +185,11 @@ class DiskTape:
         else:
             self._put(Item(told, values={"gradient": gradient}), size_of([gradient]))
 
+    def refuse(self, taped: TapedPass, why: str) -> None:
+        if self._open:
+            self._put(Item({"kind": "refused", "pass": taped.number, "why": why, "step": taped.step}))
+        self._stale = True  # what follows begins anew
+
     def _add_call(self, entry: TapedCall, told: dict[str, Any]) -> None:
         held = [p for p in (ref() for ref in entry.parameters) if p is not None]
         told |= {"kind": "call", "name": entry.name, "of": self.names.parameters(held)}
@@ -157,6 +206,10 @@ class DiskTape:
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         self.names.optimizer(optimizer)
+
+    def meet(self, root: nn.Module, site: int) -> None:
+        """A model whose pass is left out has its number all the same: who runs the script again counts all of them."""
+        self.names.model(root, site)
 
     def late(self, optimizer: Optimizer, kept: dict[int, dict[str, Any]]) -> None:  # noqa: ARG002
         """The states on disk lack it: only the next one is a place to begin from."""
@@ -177,7 +230,10 @@ class DiskTape:
             optimizer = one()
             if optimizer is not None:
                 kept.append([self.names.optimizer(optimizer), entries])
-        self._open, self._stale, self._taken = True, False, self._taken + 1
+        self._open, self._stale, self._taken, self._tail = True, False, self._taken + 1, 0
+        self._devices = {value.device for _, value in state.parameters if value.device.type == "cuda"}
+        if self._bounds is not None and self._devices:
+            self._waiting = min(self._waiting, self._bounds.device)
         if self._put(Item({"kind": "state", "at": state.at, "step": state.step, "kept": kept}, tensors), state.bytes):
             self._states = [*self._states[-3:], state.at]
         self._state_at, self._state_cost = time.process_time(), state.taken_s
@@ -185,12 +241,16 @@ class DiskTape:
     def _put(self, item: Item, size: int = 0) -> bool:
         item.bytes = size + ENTRY_BYTES
         waiting = self._handed - self._written + item.bytes
-        if self.failed or self._over or waiting > self._limit:
+        if self.failed or self._over or waiting > self._waiting:
             self._open = False
             return False
+        for device in self._devices:
+            stream = torch.cuda.current_stream(device)
+            self._streams[stream.device_index, stream.stream_id] = stream
         self._handed += item.bytes
+        self._tail += size if "at" not in item.told else 0
         self._queue.append(item)
-        if waiting > min(FLUSH_BYTES, self._limit // 4):
+        if waiting > min(FLUSH_BYTES, self._waiting // 4):
             self._wake.set()
         return True
 
@@ -212,7 +272,7 @@ class DiskTape:
         items = []
         while self._queue:
             items.append(self._queue.popleft())
-        self._spool.take(items, self.names)
+        self._spool.take(items, self.names, list(self._streams.values()))
         self._written += sum(item.bytes for item in items)
         with self._idle:
             self._idle.notify_all()
@@ -231,8 +291,11 @@ class DiskTape:
         self._thread.join(PATIENCE_S)
 
 
-def record_to_disk(capture: Any, run_dir: Path, limit_bytes: int) -> Recording:
-    """Of a capture that has just begun."""
-    recorder = capture.core.recorder
-    tape = DiskTape(run_dir / FOLDER, limit_bytes, say=partial(recorder.note, "warning"))
-    return Recording(capture.core, capture.patches, tape)
+def record_to_disk(capture: Any, run_dir: Path, limit_bytes: int, share: float | None = None) -> Recording:
+    """Of a capture that has just begun. `share`: of the time it may take, with steps left out; None: every step."""
+    folder = run_dir / FOLDER
+    if share is None:
+        tape = DiskTape(folder, limit_bytes, say=partial(capture.core.recorder.note, "warning"))
+        return Recording(capture.core, capture.patches, tape)
+    tape = DiskTape(folder, limit_bytes, windows=True, bounds=BY_ITSELF)  # what it left out, the report says
+    return Recording(capture.core, capture.patches, tape, Pace(share, tape.writer_s))

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from neuraldbg.capture.torch.repeatable import WORKSPACE
+
 MOST_FILES: Final = 500
 LARGEST_FILE: Final = 2_000_000  # bytes
 _TOLD: Final = {  # key -> what it is called
@@ -32,23 +34,27 @@ def environment(folder: Path) -> dict[str, Any]:
         "device": device,
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "workspace": os.environ.get(WORKSPACE),
         "files": user_files(folder),
     }
 
 
 def user_files(folder: Path) -> dict[str, str]:
-    """Hashes of the Python files below a folder that this process has imported or runs."""
+    """Hashes of the user's Python files that this process has imported or runs: those below a folder by their path in
+    it, others beside the script by their whole path."""
     root = os.path.realpath(folder) + os.sep
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    beside = os.path.dirname(os.path.realpath(main)) + os.sep if isinstance(main, str) else root
     found: dict[str, str] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or len(found) >= MOST_FILES or not file.endswith(".py"):
             continue
         path = os.path.realpath(file)
-        if path.startswith(root) and f"{os.sep}site-packages{os.sep}" not in path:
+        if path.startswith((root, beside)) and f"{os.sep}site-packages{os.sep}" not in path:
             digest = hash_of(path)
             if digest is not None:
-                found[path[len(root) :]] = digest
+                found[path.removeprefix(root)] = digest
     return found
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from neuraldbg.capture.torch.loss import bare
-from neuraldbg.capture.torch.stats import digest_of
+from neuraldbg.capture.torch.recording.hashing import Digest, Hasher, settled
 
 RESHAPING = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward")
 _REDUCTION = {0: "none", 1: "mean", 2: "sum"}
@@ -71,16 +71,16 @@ class Remade:
     """In the place of a gradient that arrived: where it came from, and its hash."""
 
     loss: Loss
-    digest: int  # 0: not taken
+    digest: Digest  # 0: not taken
 
     @property
     def tensors(self) -> list[Tensor]:
         return [self.loss.target]
 
-    def gradient(self, output: Tensor) -> tuple[Tensor, bool | None]:
+    def gradient(self, output: Tensor, hasher: Hasher) -> tuple[Tensor, bool | None]:
         """The gradient, and whether it is the one that arrived; None where its hash was not taken."""
-        made = self.loss.gradient(output)
-        return made, digest_of(made) == self.digest if self.digest else None
+        made, digest = self.loss.gradient(output), settled(self.digest)
+        return made, hasher.now_sync(made) == digest if digest else None
 
 
 @torch.no_grad()

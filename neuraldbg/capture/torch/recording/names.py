@@ -6,12 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.sweep import owned
 
 Key = str  # "0:3" = the fourth parameter of the first optimizer; "m0:fc.weight" = of the first model
+
+
+SHAPELESS = "lazy"
 
 
 class Names:
@@ -87,7 +91,14 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
+def has_a_shape(root: nn.Module) -> bool:
+    """False before the first pass of a model with lazy layers."""
+    return not any(is_lazy(each) for each in (*root.parameters(), *root.buffers()))
+
+
 def form_of(tensor: Tensor) -> list[Any]:
+    if is_lazy(tensor):
+        return [[], SHAPELESS]
     return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
 
 
@@ -102,11 +113,17 @@ def difference(recorded: dict[str, Any], found: dict[str, Any], what: str) -> st
     return None
 
 
+def fits(recorded: Any, found: Any) -> bool:
+    """An optimizer may have been there before the shapes of what it holds were known."""
+    shapeless = isinstance(recorded, list) and any(isinstance(form, list) and SHAPELESS in form for form in recorded)
+    return recorded == found or (shapeless and isinstance(found, list) and len(recorded) == len(found))
+
+
 def _first_difference(before: Sequence[Any], now: Sequence[Any], one: str) -> str | None:
     for number in range(max(len(before), len(now))):
         was = before[number] if number < len(before) else None
         is_ = now[number] if number < len(now) else None
-        if was != is_:
+        if not fits(was, is_):
             return f"{one} {_shown(was)} is now {_shown(is_)}"
     return None
 

@@ -11,13 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, now_ns
-from neuraldbg.capture.torch.passes import Pass, PassRecord, few_items, output_digest, tensors
+from neuraldbg.capture.torch.passes import Pass, PassRecord, casting, few_items, tensors
 from neuraldbg.capture.torch.patches import Patches
+from neuraldbg.capture.torch.recording.ferry import room_for
+from neuraldbg.capture.torch.recording.hashing import Digest, Hasher
 from neuraldbg.capture.torch.recording.losses import Loss, Remade, loss_of
+from neuraldbg.capture.torch.recording.names import has_a_shape
+from neuraldbg.capture.torch.recording.outside import reaches_leaves
+from neuraldbg.capture.torch.recording.pacing import Pace
+from neuraldbg.capture.torch.recording.proving import Proofs
+from neuraldbg.capture.torch.recording.structure import Around
 from neuraldbg.capture.torch.recording.tape import (
     Keeper,
     State,
@@ -28,46 +36,61 @@ from neuraldbg.capture.torch.recording.tape import (
     record_bytes,
     size_of,
 )
-from neuraldbg.capture.torch.stats import digest_of
 from neuraldbg.capture.torch.sweep import owned
 
 LATELY = 4
 HASHED_BYTES = 2 * 2**20  # of gradients, in one update: of more, other parameters have their turn in the next one
+HASHED_ON_DEVICE = 4  # gradients of one update: each is several launches
 HASHED_EVERY = 8  # backwards: gradients that are made again and not kept; what comes of them is hashed in any case
 SMALL_GRADIENT = 2**16  # bytes: it is kept as it is
 LOOKED_AT_STEPS = 3  # in which it is seen whether a gradient can be made again
-SMALL_BUFFER = 2**16  # bytes: BatchNorm moves its buffers without their version counter telling
+DEVICE_COPIES = 5e11  # bytes a second: measured on an H200, 1.86 GB in 3.9 ms
 LARGEST_GRADIENT = 64 * 2**20  # bytes of the gradient of one output
 
 
 class Recording:
     """Takes part in every moment of a capture; `tape` is what came of it."""
 
-    def __init__(self, core: Core, patches: Patches, tape: Keeper) -> None:
+    def __init__(self, core: Core, patches: Patches, tape: Keeper, pace: Pace | None = None) -> None:
         self.core, self.tape = core, tape
+        self._pace = pace  # None: always awake
+        self._awake = True
         self._running: dict[int, TapedPass] = {}  # by pass, until the next updates
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._ready: IdentityTable[bool] = IdentityTable()  # models
         self._marks: dict[int, tuple[int, int]] = {}  # parameter -> identity and version of its gradient
         self._since_state = 0
         self._turn = 0  # of the parameter whose gradient is hashed next
         self._last_pass_step = -1
-        self._known_change = False
         self._broken = False
+        self._in_backward = False
+        self._outside = False  # gradients came to parameters past every pass since the last update
         self._loss: Loss | None = None  # of the backward under way
-        self._proved: set[Any] = set()  # sorts of losses whose gradient was made again with the same bits
-        self._buffers: IdentityTable[tuple[int, Tensor]] = IdentityTable()  # buffer -> version and copy of it
+        self._proofs = Proofs()  # sorts of losses whose gradient was made again with the same bits
+        self._hasher = Hasher()
+        self._around = Around()
         self._lately: deque[Any] = deque(maxlen=LATELY)  # models and optimizers: a function that trains may be over
+        self._asleep_in = -1  # the step in which it was last looked whether to wake
+        self._take_part(core)
+        self._listen(patches)
+
+    def _take_part(self, core: Core) -> None:
+        if self._pace is not None:
+            core.take_part("pass_begun", "recording", self._may_wake)
         for moment, notice in (
             ("pass_begun", self._pass_begun),
             ("pass_ended", self._pass_ended),
             ("backward_begun", self._backward_begun),
             ("backward_done", self._backward_done),
-            ("optimizer_created", self._optimizer_created),
             ("update_begun", self._update_begun),
             ("update_done", self._update_done),
         ):
             core.take_part(moment, "recording", self._aside(notice))
-        self._listen(patches)
+        core.take_part("optimizer_created", "recording", self._optimizer_created)
+
+    @property
+    def repeatable(self) -> bool:
+        return torch.are_deterministic_algorithms_enabled()
 
     def _aside(self, notice: Callable[..., None]) -> Callable[..., None]:
         """Recording was asked for: what it takes does not keep steps from being watched. Where one part of it fails,
@@ -75,7 +98,7 @@ class Recording:
         budget = self.core.budget
 
         def timed(*args: Any) -> None:
-            if self._broken:
+            if not self._awake or self._broken:
                 return
             start, done = now_ns(), False
             try:
@@ -83,7 +106,10 @@ class Recording:
                 done = True
             finally:
                 self._broken = self._broken or not done
-            budget.set_aside(now_ns() - start)
+            took = now_ns() - start
+            budget.set_aside(took)
+            if self._pace is not None:
+                self._pace.spent(took)
 
         return timed
 
@@ -94,10 +120,13 @@ class Recording:
     # -- passes --------------------------------------------------------------------------------------------------------
 
     def _pass_begun(self, one: Pass, root: nn.Module | None, args: Any, kwargs: Any) -> None:
-        if root is None or not one.grad:
+        if root is None or not one.grad or not self._is_ready(root):
             return
         if one.step != self._last_pass_step and self.tape.wants_state(self._since_state):
             self._take_state()  # before the first pass of a step: gradients are mostly cleared by then
+        if self.tape.failed is not None:
+            self._awake, self._broken = False, True  # for good
+            return
         self._last_pass_step = one.step
         entry = root.get_submodule(one.entry.path)
         self._hold(root)
@@ -105,7 +134,7 @@ class Recording:
         if self.core.local.in_step is not None:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
         given = (args, kwargs) if refused is None else ((), {})
-        training, trainable, buffers = self._around(root)
+        training, trainable, buffers = self._around.look(root)
         record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
         taped = TapedPass(one.step, weakref.ref(root), weakref.ref(entry), record, refused=refused)
         taped.path, taped.site, taped.trainable = one.entry.path, one.model.site, trainable
@@ -113,11 +142,17 @@ class Recording:
         self._running[one.id] = taped
         self.tape.add(taped)
 
+    def _is_ready(self, root: nn.Module) -> bool:
+        """Not before its lazy layers have their shapes: that pass is left out."""
+        if root not in self._ready and has_a_shape(root):
+            self._ready[root] = True
+        return root in self._ready
+
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
         taped = self._running.get(one.id)
         if taped is None:
             return
-        taped.digest = output_digest(outputs)
+        taped.digest = self._hasher.of_outputs(outputs)
         self.tape.ended(taped)
         differentiable = [each for each in tensors(outputs) if each.requires_grad]
         taped.outputs = len(differentiable)
@@ -135,17 +170,19 @@ class Recording:
         core = self.core
 
         def arrived(gradient: Tensor) -> None:
-            if not core.on or gradient is None:
-                return
+            if not core.on or gradient is None or not self._awake or not self._in_backward:
+                return  # torch.autograd.grad leaves no gradient behind
             start = now_ns()
             kept = self._kept(taped, gradient, output)
             if kept is None:
-                taped.refused = "the gradient of its output is too large to be kept"
+                self.tape.refuse(taped, "the gradient of its output is too large to be kept")
             else:
                 self.tape.arrived(taped, core.backwards, slot, kept)
             took = now_ns() - start
             core.own_ns += took
             core.budget.set_aside(took)
+            if self._pace is not None:
+                self._pace.spent(took)
 
         arrived.__torch_unserializable__ = True  # type: ignore[attr-defined]
         return arrived
@@ -154,18 +191,21 @@ class Recording:
         """The gradient, or how to make it: once that was seen to give the same bits."""
         loss, size = self._loss, size_of([gradient])
         if loss is not None and size > SMALL_GRADIENT and self._running.get(loss.of_pass) is taped:
-            if loss.signature in self._proved:
+            if self._proofs.has(loss.signature):
                 looks = self.core.backwards % HASHED_EVERY == 0
-                return Remade(loss, digest_of(gradient) if looks else 0)
-            if output is not None and torch.equal(loss.gradient(output), gradient):
-                self._proved.add(loss.signature)
+                return Remade(loss, self._hasher.of(gradient) if looks else 0)
+            if output is not None:
+                self._proofs.add(loss.signature, loss.gradient(output), gradient)
+            if size > LARGEST_GRADIENT:  # not proved yet: the hash tells whoever makes it again
+                return Remade(loss, self._hasher.of(gradient))
         return gradient.detach().clone() if size <= LARGEST_GRADIENT else None
 
     # -- backwards -----------------------------------------------------------------------------------------------------
 
     def _backward_begun(self, loss: Tensor | None, *_: Any) -> None:
-        self._loss = None
-        taped = TapedBackward(self.core.recorder.step, self.core.backwards)
+        self._loss, self._in_backward = None, True
+        taped = TapedBackward(self.core.recorder.step, self.core.backwards, autocast=casting())
+        self._outside = self._outside or loss is None or reaches_leaves(loss)
         if loss is not None and loss.numel() == 1:
             taped.value, taped.loss = loss.detach().clone(), loss_of(loss)
             one = None if taped.loss is None else self._running.get(taped.loss.of_pass)
@@ -176,7 +216,7 @@ class Recording:
         self.tape.add(taped)
 
     def _backward_done(self, _: Tensor | None) -> None:
-        self._known_change = False
+        self._in_backward = False
         self._marks = {id(p): _mark(p) for optimizer in self.optimizers for p in owned(optimizer)}
 
     # -- changes of gradients ------------------------------------------------------------------------------------------
@@ -198,19 +238,22 @@ class Recording:
 
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if core.on and core.local.in_step is None:
+            if core.on and self._awake and core.local.in_step is None:
                 if name.startswith("clip"):  # the parameters may come out of a generator, which is read once
                     args, kwargs = _listed(args, kwargs)
-                note(name, read, args, kwargs)
+                known = note(name, read, args, kwargs) or ()
+                result = original(*args, **kwargs)
+                self._marks.update((id(p), _mark(p)) for p in known if id(p) in self._marks)
+                return result
             return original(*args, **kwargs)
 
         return call
 
-    def _note(self, name: str, read: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note(self, name: str, read: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         parameters, amounts = read(*args, **kwargs)
-        self._known_change = True
         refs = tuple(weakref.ref(each) for each in parameters)
         self.tape.add(TapedCall(self.core.recorder.step, name, refs, amounts))
+        return parameters  # type: ignore[no-any-return]
 
     # -- updates -------------------------------------------------------------------------------------------------------
 
@@ -222,8 +265,7 @@ class Recording:
         held = list(owned(optimizer))
         digests = self._digests(held)
         taped = TapedUpdate(self.core.recorder.step, weakref.ref(optimizer), _settings(optimizer), digests)
-        changed = [at for at, p in enumerate(held) if self._marks.get(id(p)) != _mark(p)]
-        if changed and not self._known_change:
+        if self._outside or any(self._marks.get(id(p)) != _mark(p) for p in held):  # what we know nothing of
             taped.gradients = {at: p.grad.detach().clone() for at, p in enumerate(held) if p.grad is not None}
             taped.bytes = size_of(taped.gradients.values())
         if type(optimizer).__name__ == "LBFGS":
@@ -231,54 +273,55 @@ class Recording:
         self.tape.add(taped)
 
     @torch.no_grad()
-    def _digests(self, held: list[Tensor]) -> dict[int, int]:
+    def _digests(self, held: list[Tensor]) -> dict[int, Digest]:
         """Hashes of gradients, by position: of all, or of as many as take no time, each in its turn."""
-        found, read = {}, 0
+        found: dict[int, Digest] = {}
+        read = launched = 0
         for number in range(len(held)):
             at = (self._turn + number) % len(held)
             gradient = held[at].grad
             if gradient is not None:
-                found[at] = digest_of(gradient)
+                found[at] = self._hasher.of(gradient)
                 read += size_of([gradient])
-            if read > HASHED_BYTES:
+                launched += gradient.is_cuda
+            if read > HASHED_BYTES or launched >= HASHED_ON_DEVICE:
                 self._turn = at + 1
                 break
         return found
 
-    @torch.no_grad()
-    def _around(self, root: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...], dict[str, Tensor]]:
-        """In one walk: training flags, which parameters are trainable, and copies of the buffers."""
-        training, trainable, buffers = [], [], {}
-        for path, module in root.named_modules():
-            training.append(module.training)
-            trainable += [p.requires_grad for p in module._parameters.values() if p is not None]
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    buffers[f"{path}.{name}" if path else name] = self._copied(buffer)
-        return tuple(training), tuple(trainable), buffers
-
-    def _copied(self, buffer: Tensor) -> Tensor:
-        """Large ones that have not been written to since are copied once."""
-        if buffer.numel() * buffer.element_size() <= SMALL_BUFFER or buffer.is_inference():
-            return buffer.detach().clone()
-        kept = self._buffers.get(buffer)
-        if kept is None or kept[0] != buffer._version:
-            kept = self._buffers[buffer] = (buffer._version, buffer.detach().clone())
-        return kept[1]
-
     def _update_done(self, *_: Any) -> None:
-        self._known_change = False
         self._since_state += 1
+        self._outside = False
         self._running.clear()
+        if self._pace is not None and self._pace.update_done():
+            self._awake = False
+            self.tape.pause()
+
+    def _may_wake(self, one: Pass, root: nn.Module | None, *given: Any) -> None:
+        """Between two updates, and not where a pass goes on from one that was not recorded, as that of a discriminator
+        does for its generator."""
+        if self._awake or root is None or not one.grad or self._broken or not self._is_ready(root):
+            return
+        self.tape.meet(root, one.model.site)
+        if one.step == self._asleep_in:
+            return
+        self._asleep_in = one.step
+        if self._pace is not None and self._pace.due() and all(each.grad_fn is None for each in tensors(given)):
+            self._pace.wake()
+            self._awake = True
 
     @torch.no_grad()
     def _take_state(self) -> None:
         """As it is before the next pass."""
-        self._since_state = 0
         began = time.thread_time()
         parameters = {id(p): p for _, p in self.core.tree.trainable()}
         for optimizer in self.optimizers:
             parameters.update((id(p), p) for p in owned(optimizer))
+        if any(is_lazy(p) for p in parameters.values()):
+            return  # it gets its shape in a pass
+        if not self._has_room(list(parameters.values())):
+            return
+        self._since_state = 0
         step = self.core.recorder.step
         values = [(weakref.ref(p), p.detach().clone()) for p in parameters.values()]
         gradients = [(weakref.ref(p), None if p.grad is None else p.grad.clone()) for p in parameters.values()]
@@ -287,8 +330,23 @@ class Recording:
         held = [each for _, one in optimizers for entry in one.values() for each in entry.values()]
         state.bytes = size_of(value for _, value in values) + size_of(each for each in held if isinstance(each, Tensor))
         state.bytes += size_of(each for _, each in gradients if each is not None)
-        state.taken_s = time.thread_time() - began
+        on_device = size_of(value for _, value in values if value.is_cuda) / (state.bytes or 1)
+        state.taken_s = time.thread_time() - began + on_device * state.bytes / DEVICE_COPIES
         self.tape.add_state(state)
+
+    def _has_room(self, parameters: list[Tensor]) -> bool:
+        """For a state. Nothing is copied before that is known."""
+        size = size_of(parameters) + size_of(p.grad for p in parameters if p.grad is not None)
+        for optimizer in self.optimizers:
+            held = (each for entry in optimizer.state.values() for each in entry.values())
+            size += size_of(each for each in held if isinstance(each, Tensor))
+        on_device = size if any(p.is_cuda for p in parameters) else 0
+        if not self.tape.admits(size, on_device):
+            return False
+        if not room_for(size, {p.device for p in parameters}):
+            self.tape.give_up(f"the device has no room for a copy of the parameters ({size >> 20} MB) beside them")
+            return False
+        return True
 
 
 def state_of(optimizer: Optimizer) -> dict[int, dict[str, Any]]:

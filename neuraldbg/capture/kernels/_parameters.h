@@ -1,0 +1,87 @@
+/* Parameters around an update, for _layers_type.h: gradients before it, and how far each one moved. */
+static PyObject *left_over(PyObject *left, PyObject *item)
+{
+    if (PyList_Append(left, item) < 0)
+        Py_CLEAR(left);
+    return left;
+}
+
+PyDoc_STRVAR(gradients_doc,
+             "gradients(step, [(site, parameter), ...], with_rows) -> (sum of squares, NaN, Inf, those it cannot read)");
+
+static PyObject *watch_gradients(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    PyObject *items, *left = PyList_New(0);
+    long long step, nans = 0, infs = 0;
+    int with_rows;
+    double squares = 0;
+    if (!left || !PyArg_ParseTuple(args, "LO!p", &step, &PyList_Type, &items, &with_rows))
+        goto failed;
+    of->step = step;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        PyObject *item = PyList_GET_ITEM(items, i);
+        PyObject *gradient = PyObject_GetAttr(PyTuple_GET_ITEM(item, 1), S_grad);
+        job one = {0};
+        int plain = !gradient ? -1 : gradient == Py_None ? 2 : read_plain(&of->known_as, gradient, &one);
+        if (plain == 1) {
+            measure_plain(&one);
+            const moments *m = &one.now.of;
+            squares += m->finite ? (m->m2 + m->finite * m->mean * m->mean) / (one.now.scale * one.now.scale) : 0;
+            nans += m->nans;
+            infs += m->infs;
+            if (with_rows)
+                put_stats(of, (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 0)), GRADIENT, UPDATE, -1, &one.now);
+        }
+        Py_XDECREF(gradient);
+        if (plain < 0 || PyErr_Occurred() || (plain == 0 && !left_over(left, item)))
+            goto failed;
+    }
+    return Py_BuildValue("(dLLN)", squares, nans, infs, left);
+failed:
+    Py_XDECREF(left);
+    return NULL;
+}
+
+PyDoc_STRVAR(moved_doc, "moved(step, [(site, parameter, address before or 0), ...]) -> [those it cannot read, ...]\n\n"
+                        "Of each parameter what it is now and how far it moved, in one pass over both.");
+
+static PyObject *watch_moved(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    PyObject *items, *left = PyList_New(0);
+    long long step;
+    if (!left || !PyArg_ParseTuple(args, "LO!", &step, &PyList_Type, &items))
+        goto failed;
+    of->step = step;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        PyObject *item = PyList_GET_ITEM(items, i);
+        PyObject *value = PyTuple_GET_ITEM(item, 1), *before = PyTuple_GET_ITEM(item, 2);
+        int32_t site = (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 0));
+        job one = {0}, old = {0};
+        int plain = read_plain(&of->known_as, value, &one);
+        if (plain == 1 && before != Py_None) {
+            plain = read_plain(&of->known_as, before, &old);
+            plain = plain == 1 ? old.count == one.count && old.dtype == one.dtype : plain;
+        }
+        if (plain == 1 && before != Py_None) {
+            PyThreadState *released = one.count * WIDTH[one.dtype] >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+            float_state floats = plain_floats();
+            measure_moved(set_of(0), one.at, old.at, one.dtype, one.count, &one.now, &one.moved);
+            restore_floats(floats);
+            if (released)
+                PyEval_RestoreThread(released);
+        } else if (plain == 1)
+            measure_plain(&one);
+        if (plain == 1)
+            put_stats(of, site, PARAMETER, UPDATE, -1, &one.now);
+        if (plain == 1 && before != Py_None)
+            put_stats(of, site, MOVED, UPDATE, -1, &one.moved);
+        if (plain < 0 || PyErr_Occurred() || (plain == 0 && !left_over(left, item)))
+            goto failed;
+    }
+    return left;
+failed:
+    Py_XDECREF(left);
+    return NULL;
+}

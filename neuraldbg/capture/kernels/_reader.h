@@ -1,0 +1,94 @@
+/* One plain tensor in host memory, read where it lies: what capture/kernels/host.py does in several calls. */
+#ifdef HAVE_LAYERS
+
+typedef struct {
+    PyObject_HEAD kinds known_as;
+} reader;
+
+PyDoc_STRVAR(measured_doc, "measured(tensor) -> its row; None where it is not a plain tensor in order");
+
+static PyObject *reader_measured(PyObject *self, PyObject *tensor)
+{
+    job one = {0};
+    int plain = read_plain(&((reader *)self)->known_as, tensor, &one);
+    if (plain != 1)
+        return plain < 0 ? NULL : Py_NewRef(Py_None);
+    measure_plain(&one);
+    return row_of(&one.now, 0);
+}
+
+PyDoc_STRVAR(hashed_doc, "hashed(tensor, most) -> the hash of its elements; None where it is not plain or above so many bytes");
+
+static PyObject *reader_hashed(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    job one = {0};
+    if (given != 2)
+        return PyErr_Format(PyExc_TypeError, "hashed takes a tensor and bytes, not %zd arguments", given);
+    long long most = PyLong_AsLongLong(args[1]);
+    int plain = PyErr_Occurred() ? -1 : read_plain(&((reader *)self)->known_as, args[0], &one);
+    int64_t bytes = plain == 1 ? one.count * WIDTH[one.dtype] : 0;
+    if (plain != 1 || bytes > most)
+        return plain < 0 ? NULL : Py_NewRef(Py_None);
+    return PyLong_FromUnsignedLongLong(hash_of_bytes(set_of(0), one.at, bytes));
+}
+
+static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *tensor, *other, *strided, *wrapped, *dtypes;
+    if (!PyArg_ParseTuple(args, "OOOOO!", &tensor, &other, &strided, &wrapped, &PyList_Type, &dtypes))
+        return NULL;
+    reader *of = (reader *)type->tp_alloc(type, 0);
+    if (of)
+        learn_kinds(&of->known_as, tensor, other, strided, wrapped, dtypes);
+    return (PyObject *)of;
+}
+
+static void reader_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    forget_kinds(&((reader *)self)->known_as);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(hang_doc, "hang(tensor, observer) -> whether it is called with the tensor's gradient; not on a leaf");
+
+static PyObject *hang_on(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 2)
+        return PyErr_Format(PyExc_TypeError, "hang takes a tensor and an observer, not %zd arguments", given);
+    int hung = hang(args[0], args[1]);
+    return hung < 0 ? NULL : PyBool_FromLong(hung);
+}
+
+PyDoc_STRVAR(instances_doc, "instances_of(objects, types) -> those of a list whose type is one of a tuple");
+
+/* A process has half a million objects: Python looks at each for 60 ns. */
+static PyObject *instances_of(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 2 || !PyList_Check(args[0]) || !PyTuple_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "instances_of takes a list and a tuple of types");
+    PyObject *found = PyList_New(0);
+    for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(args[0]); i++) {
+        PyObject *one = PyList_GET_ITEM(args[0], i);
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(args[1]); k++)
+            if ((PyObject *)Py_TYPE(one) == PyTuple_GET_ITEM(args[1], k) && PyList_Append(found, one) < 0) {
+                Py_CLEAR(found);
+                break;
+            }
+    }
+    return found;
+}
+
+static PyMethodDef reader_methods[] = {
+    {"measured", reader_measured, METH_O, measured_doc},
+    {"hashed", (PyCFunction)(void (*)(void))reader_hashed, METH_FASTCALL, hashed_doc},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot reader_slots[] = {
+    {Py_tp_new, reader_new}, {Py_tp_dealloc, reader_dealloc}, {Py_tp_methods, reader_methods}, {0, NULL},
+};
+static PyType_Spec reader_spec = {
+    "neuraldbg.capture.kernels._fused.Reader", sizeof(reader), 0, Py_TPFLAGS_DEFAULT, reader_slots,
+};
+#endif

@@ -1,0 +1,23 @@
+"""Parts of the C extension that stand in for Python code of every step, without a frame; None where it was not built.
+
+Each has its twin in Python where it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_fused: Any = None
+try:
+    from neuraldbg.capture.kernels import _fused
+except ImportError:  # built without a compiler
+    pass
+
+Rows: Final[Any] = getattr(_fused, "Rows", None)  # calls, scalars and lines of capture/torch/recorder.py
+Identities: Final[Any] = getattr(_fused, "Identities", None)  # what capture/identity.py looks up
+Fetches: Final[Any] = getattr(_fused, "Fetches", None)  # capture/torch/evidence/waiting.py
+Reader: Final[Any] = getattr(_fused, "Reader", None)  # capture/kernels/host.py
+hang: Final[Any] = getattr(_fused, "hang", None)  # `Tensor.register_hook` on what is no leaf
+instances_of: Final[Any] = getattr(_fused, "instances_of", None)  # capture/torch/evidence/copies.py
+shield: Final[Any] = getattr(_fused, "shield", None)  # capture/guard.py, as the next
+tell: Final[Any] = getattr(_fused, "tell", None)

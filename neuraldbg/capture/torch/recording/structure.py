@@ -1,0 +1,149 @@
+"""What a pass finds around it, read in one go: training flags, which parameters are trainable, copies of the buffers.
+
+Small buffers of one type are copied into one tensor: of a ResNet's sixty, two copies are made and written.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from neuraldbg.capture.identity import IdentityTable
+
+SMALL_BUFFER: Final = 2**16  # bytes: BatchNorm moves its buffers without their version counter telling
+Kind = tuple[torch.dtype, torch.device]
+
+
+@dataclass(eq=False)
+class Layout:
+    """How tensors lie one after the other in one. The same object from pass to pass."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def parts(self, packed: Tensor) -> Iterator[tuple[str, Tensor]]:
+        start = 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            count = 1
+            for size in shape:
+                count *= size
+            yield name, packed[start : start + count].view(shape)
+            start += count
+
+
+class Buffers(Mapping[str, Tensor]):
+    """Copies by name; taken apart when somebody asks."""
+
+    def __init__(self, single: dict[str, Tensor], packed: list[tuple[Layout, Tensor]]) -> None:
+        self.single, self.packed = single, packed
+        self._apart: dict[str, Tensor] | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """As they are held."""
+        return [*self.single.values(), *(tensor for _, tensor in self.packed)]
+
+    def _parts(self) -> dict[str, Tensor]:
+        if self._apart is None:
+            self._apart = dict(self.single)
+            for layout, tensor in self.packed:
+                self._apart.update(layout.parts(tensor))
+        return self._apart
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._parts()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts())
+
+    def __len__(self) -> int:
+        return len(self._parts())
+
+
+@dataclass(eq=False)
+class Structure:
+    """Of one model. Holds nothing of it alive."""
+
+    modules: list[tuple[str, weakref.ref[nn.Module]]]
+    children: list[int]
+    layouts: dict[tuple[Kind, tuple[str, ...], tuple[Any, ...]], Layout] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, root: nn.Module) -> Structure:
+        named = list(root.named_modules())
+        return cls([(path, weakref.ref(module)) for path, module in named], _children([each for _, each in named]))
+
+    def living(self) -> list[tuple[str, nn.Module]] | None:
+        """Its modules by path; None where it is no longer built like this."""
+        found = [(path, module) for path, ref in self.modules if (module := ref()) is not None]
+        return found if _children([module for _, module in found]) == self.children else None
+
+
+def _children(modules: list[nn.Module]) -> list[int]:
+    return [id(child) for module in modules for child in module._modules.values()]
+
+
+class Around:
+    """Remembers how models are built, and looks whether they still are."""
+
+    def __init__(self) -> None:
+        self._structures: IdentityTable[Structure] = IdentityTable()
+        self._large: IdentityTable[tuple[int, Tensor]] = IdentityTable()  # buffer -> version and copy of it
+
+    @torch.no_grad()
+    def look(self, root: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...], Buffers]:
+        structure = self._structures.get(root)
+        modules = None if structure is None else structure.living()
+        if structure is None or modules is None:
+            structure = self._structures[root] = Structure.of(root)
+            modules = structure.living() or []
+        training, trainable = [], []
+        small: dict[Kind, list[tuple[str, Tensor]]] = {}
+        single: dict[str, Tensor] = {}
+        for path, module in modules:
+            training.append(module.training)
+            trainable += [p.requires_grad for p in module._parameters.values() if p is not None]
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    key = f"{path}.{name}" if path else name
+                    if _is_small(buffer):
+                        small.setdefault((buffer.dtype, buffer.device), []).append((key, buffer))
+                    else:
+                        single[key] = self._copied(buffer)
+        return tuple(training), tuple(trainable), Buffers(single, _packed(small, structure))
+
+    def _copied(self, buffer: Tensor) -> Tensor:
+        """One that has not been written to since is copied once."""
+        if buffer.is_inference():
+            return buffer.detach().clone()
+        kept = self._large.get(buffer)
+        if kept is None or kept[0] != buffer._version:
+            kept = self._large[buffer] = (buffer._version, buffer.detach().clone())
+        return kept[1]
+
+
+def _is_small(buffer: Tensor) -> bool:
+    return (
+        type(buffer) in (Tensor, nn.Parameter)
+        and buffer.layout is torch.strided
+        and not buffer.is_quantized
+        and buffer.is_contiguous()
+        and buffer.numel() * buffer.element_size() <= SMALL_BUFFER
+    )
+
+
+def _packed(small: dict[Kind, list[tuple[str, Tensor]]], structure: Structure) -> list[tuple[Layout, Tensor]]:
+    found = []
+    for kind, named in small.items():
+        names, shapes = tuple(name for name, _ in named), tuple(each.shape for _, each in named)
+        layout = structure.layouts.get((kind, names, shapes))
+        if layout is None:
+            layout = structure.layouts[kind, names, shapes] = Layout(names, tuple(tuple(each) for each in shapes))
+        flat = [each if each.dim() == 1 else each.reshape(-1) for _, each in named]
+        found.append((layout, torch.cat(flat) if len(flat) > 1 else flat[0].clone()))
+    return found
