@@ -99,6 +99,7 @@ class MergedRanks:
         self.views: dict[int, RankView] = {}
         self.sites: dict[int, Site] = {}
         self.facts: list[dict[str, Any]] = []
+        self.facts_of: dict[Any, list[dict[str, Any]]] = {}  # by type
         self.names = Names([])
         self.steps_kind = "update"
         self._known: dict[SiteKey, int] = {}
@@ -132,20 +133,23 @@ class MergedRanks:
     @property
     def run(self) -> TracedRun:
         stored = {field.name: getattr(self._info, field.name) for field in fields(RunInfo)}
+        sizes = [fact.get("world_size") or 1 for fact in self.facts_of.get("process", ())]
+        stored["world_size"] = max([stored["world_size"], *sizes])
         run = TracedRun(**stored, steps_kind=self.steps_kind)
         main = min(self.views, default=0)
-        for fact in self.facts:
-            if fact.get("type") == "run" and fact["rank"] == main:
+        for fact in self.facts_of.get("run", ()):
+            if fact["rank"] == main:
                 run = replace(
                     run, backend=fact.get("backend"), versions={**run.versions, **(fact.get("versions") or {})}
                 )
-            if fact.get("type") == "end" and fact["rank"] == main:
+        for fact in self.facts_of.get("end", ()):
+            if fact["rank"] == main:
                 told: dict[str, Any] = {key: fact.get(key) for key in ("exit_code", "error", "duration_s", "steps")}
                 run = replace(run, ended=True, **told)
         return run
 
     def _choose_step_axis(self) -> None:
-        evicted = {fact["rank"]: fact.get("rows") or {} for fact in self.facts if fact.get("type") == "evicted"}
+        evicted = {fact["rank"]: fact.get("rows") or {} for fact in self.facts_of.get("evicted", ())}
         self._evicted_backwards = {rank: int(rows.get("backwards", 0)) for rank, rows in evicted.items()}
         updates = sum(view.updates for view in self.views.values())
         updates += sum(int(rows.get("updates", 0)) for rows in evicted.values())
@@ -216,7 +220,9 @@ class MergedRanks:
             fact = {**raw, "rank": rank}
             if fact.get("type") == "site":
                 sites_changed |= self._take_site(view, fact)
-            self.facts.append(self._in_run_ids(view, fact))
+            fact = self._in_run_ids(view, fact)
+            self.facts.append(fact)
+            self.facts_of.setdefault(fact.get("type"), []).append(fact)
         view.facts_seen = len(view.reader.facts)
         if sites_changed:
             self.names = Names(self.sites.values())
@@ -275,8 +281,9 @@ def _site_of(fact: dict[str, Any]) -> Site | None:
     given = {key: value for key, value in fact.items() if key in _SITE_FIELDS}
     try:
         given["kind"] = SiteKind(given["kind"])
-        if given.get("shape") is not None:
-            given["shape"] = tuple(given["shape"])
+        for name in ("shape", "input_shape"):
+            if given.get(name) is not None:
+                given[name] = tuple(given[name])
         return Site(**given)
     except (KeyError, TypeError, ValueError):
         return None

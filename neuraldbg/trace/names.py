@@ -44,6 +44,7 @@ _PREFERENCE: Final = (
     SiteKind.LOSS,
     SiteKind.OPTIMIZER,
     SiteKind.LOADER,
+    SiteKind.COLLECTIVE,
 )
 LAYER_KINDS: Final = (SiteKind.MODULE, SiteKind.PARAMETER, SiteKind.MODEL)
 ROOT: Final = "root"

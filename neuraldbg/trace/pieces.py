@@ -40,6 +40,10 @@ class Question:
     width: int
     phases: tuple[int, ...] = ()  # codes; none: all
     whole: bool = False  # columns for all steps of the window, also before the first row and after the last
+    rank: int | None = None  # the folder of one process; None: all of them
+
+    def leaves_out(self, rank: int) -> bool:
+        return self.rank is not None and self.rank != rank
 
     @property
     def table(self) -> str:
@@ -162,7 +166,10 @@ class Rollups:
     def _hits(self, question: Question) -> tuple[Selection, list[Hit], NDArray[np.int64]]:
         """The rows a question is about, and their steps."""
         selection = Selection(self._ranks, question.table, question.window)
-        found = [_of_phases(question, hit) for hit in selection.hits(sites=question.sites, kind=question.code)]
+        chosen = selection.hits(
+            sites=question.sites, kind=question.code, skip=lambda rank, _: question.leaves_out(rank)
+        )
+        found = [_of_phases(question, hit) for hit in chosen]
         hits = [hit for hit in found if isinstance(hit.rows, slice) or len(hit.rows)]
         steps = [np.unique(selection.steps(hit)) for hit in hits]
         return selection, hits, np.unique(np.concatenate([np.empty(0, np.int64), *steps]))
@@ -211,6 +218,8 @@ class Rollups:
     def _cells(self, question: Question, ground: _Ground, edges: NDArray[np.int64]) -> Iterator[Piece]:
         levels = list(ground.inner)
         for rank, files in self._files.items():
+            if question.leaves_out(rank):
+                continue
             view = self._ranks.views[rank]
             local = None if question.sites is None else [view.local_of(site) for site in question.sites]
             for level in levels:
@@ -242,8 +251,8 @@ class Rollups:
         }
 
         def told(rank: int, chunk: Chunk) -> bool:
-            """Whether cells tell all that this chunk has to say."""
-            return any(
+            """Whether cells tell all that this chunk has to say, or nobody asked for it."""
+            return question.leaves_out(rank) or any(
                 first <= chunk.first_row
                 and chunk.end_row <= end
                 and ground.inner[level][0] <= chunk.step_min

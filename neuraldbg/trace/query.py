@@ -23,11 +23,13 @@ from neuraldbg.trace.pieces import Rollups
 from neuraldbg.trace.rows import Rows
 from neuraldbg.trace.selection import Hit, Selection, Span, narrowed
 from neuraldbg.trace.tables import CALL_CODE, KIND_CODE, PHASE_CODE, TABLES
+from neuraldbg.trace.tails import Tail, Tails
 
 _TABLE_OF_KIND: Final = {Kind.SPAN: "spans", Kind.SCALAR: "scalars", Kind.MARK: "calls"}
 _PREFERRED_SITE: Final = {Kind.SCALAR: SiteKind.SERIES, Kind.TARGET: SiteKind.LOSS}
 _OF_PARAMETERS: Final = (Kind.PARAMETER, Kind.UPDATE)
 _EVERYTHING: Final[Span] = (None, None)
+_NEARBY: Final = 1000  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Trace:
         self._window = _EVERYTHING
         self._unpacked: weakref.finalize[..., MergedRanks] | None = None
         self.rollups = Rollups(path, self._ranks)
+        self._tails = Tails(self._ranks)
         self.refresh()
 
     def refresh(self) -> bool:
@@ -72,10 +75,12 @@ class Trace:
 
     @property
     def run(self) -> TracedRun:
+        """What is known of the run as a whole."""
         return self._ranks.run
 
     @property
     def ended(self) -> bool:
+        """Whether it said that it was over."""
         return self._ranks.run.ended
 
     @property
@@ -95,10 +100,12 @@ class Trace:
 
     @property
     def ranks(self) -> list[int]:
+        """The folders that are there, one for each process."""
         return list(self._ranks.views)
 
     @property
     def sites(self) -> list[Site]:
+        """Layers, parameters and the other places that rows belong to."""
         return list(self._ranks.sites.values())
 
     @property
@@ -143,11 +150,18 @@ class Trace:
         return self._ranks.name(site if isinstance(site, int) else site.id)
 
     def aliases(self, site: Site | int) -> list[str]:
+        """Other names it answers to."""
         return self._ranks.names.aliases(site)
 
     def facts(self, type: str | None = None) -> list[dict[str, Any]]:
         """The recorded facts of a type, in order, each with its `rank`."""
-        return [fact for fact in self._ranks.facts if type is None or fact.get("type") == type]
+        return list(self._ranks.facts if type is None else self._ranks.facts_of.get(type, ()))
+
+    def told(self, type: str) -> list[dict[str, Any]]:
+        """The facts of a type that were recorded by the last step of this view: of what is summed up while a run goes
+        on, the later ones tell of more than that."""
+        end_ns = self._end_ns()
+        return [fact for fact in self.facts(type) if end_ns is None or fact.get("wall_ns", 0) <= end_ns]
 
     def findings(self) -> list[dict[str, Any]]:
         """What the analysis found so far; a later entry replaces the one of the same id."""
@@ -158,6 +172,16 @@ class Trace:
         view = copy.copy(self)
         view._window = narrowed(self._window, (first, last))
         return view
+
+    def tails(self, series: Sequence[str], steps: int) -> dict[int, Tail]:
+        """The last values of some series in every process, up to the end of this view, however long the run is."""
+        return self._tails.of_each(series, steps, until=self._window[1])
+
+    def sites_of(self, rank: int) -> list[Site]:
+        """Those that one process has told of."""
+        view = self._ranks.views.get(rank)
+        known = set() if view is None else set(view.global_of.values())
+        return [site for site in self._ranks.sites.values() if site.id in known]
 
     def table(
         self,
@@ -281,6 +305,18 @@ class Trace:
     def selection(self, table: str, between: Span | None = None) -> Selection:
         """The rows of a table in the window of this view and in `between`."""
         return Selection(self._ranks, table, narrowed(self._window, between))
+
+    def _end_ns(self) -> int | None:
+        """When the first step after the window began to be recorded; None where there is none, or nobody knows."""
+        last = self._window[1]
+        if last is None:
+            return None
+        for further in (last + _NEARBY, None):
+            rows = Selection(self._ranks, "scalars", (last + 1, further))
+            found = rows.gather(list(rows.hits()), ["wall_ns"])["wall_ns"]
+            if len(found):
+                return int(found.min()) or None
+        return None
 
     def _rows(self, selection: Selection, hits: Sequence[Hit], columns: Sequence[str] | None = None) -> Rows:
         return Rows(selection.gather(hits, columns), name_of=self._ranks.name)

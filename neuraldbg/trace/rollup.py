@@ -127,10 +127,13 @@ def heatmap(
         trace.release()
 
 
-def spanning(trace: Trace, metric: Metric, width: int, between: tuple[int, int]) -> Heatmap:
-    """A heatmap of a metric with columns for all these steps, also before its first row and after its last."""
+def spanning(trace: Trace, metric: Metric, width: int, between: tuple[int, int], *, rank: int | None = None) -> Heatmap:
+    """A heatmap of a metric with columns for all these steps, also before its first row and after its last; of all
+    processes, or of the one with this folder."""
     try:
-        asked = Question(metric.kind, metric.field, None, trace.narrowed(between), width, metric.phases, whole=True)
+        asked = Question(
+            metric.kind, metric.field, None, trace.narrowed(between), width, metric.phases, whole=True, rank=rank
+        )
         return _as_heatmap(trace, trace.rollups.pieces(asked), metric.factor)
     finally:
         trace.release()

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +20,8 @@ from neuraldbg.records import RunInfo
 RUNS_FOLDER: Final = "neuraldbg_runs"
 RUN_FILE: Final = "run.json"
 FINDINGS_FILE: Final = "findings.jsonl"
+LAUNCHED_FILE: Final = "launched.json"  # how a launcher and the processes that it started ended
+STACKS_FILE: Final = "stacks.json"  # of ranks that stood still, as a tool from outside saw them
 _RANK: Final = re.compile(r"rank-(\d{5,})")
 
 
@@ -65,6 +68,39 @@ def write_atomically(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
+def write_launched(run_directory: Path, end: Mapping[str, Any], *, node: int | None = None) -> None:
+    """Never fails: a launcher ends as it would. `node`: of another node than the one that made the run."""
+    name = LAUNCHED_FILE if node is None else f"launched-{node:05d}.json"
+    with suppress(OSError):
+        write_atomically(run_directory / name, json.dumps(dict(end)))
+
+
+def read_launched(run_directory: Path) -> dict[str, Any] | None:
+    """What a launcher has told of its end, with the children of all nodes; None where there was none, or it goes on."""
+    told = _read_object(run_directory / LAUNCHED_FILE)
+    if told is None:
+        return None
+    others = [_read_object(file) or {} for file in sorted(run_directory.glob("launched-*.json"))]
+    return {**told, "children": [child for one in (told, *others) for child in one.get("children") or ()]}
+
+
+def write_stacks(run_directory: Path, told: Mapping[str, Any]) -> None:
+    with suppress(OSError):
+        write_atomically(run_directory / STACKS_FILE, json.dumps(dict(told), indent=1))
+
+
+def read_stacks(run_directory: Path) -> dict[str, Any] | None:
+    return _read_object(run_directory / STACKS_FILE)
+
+
+def _read_object(file: Path) -> dict[str, Any] | None:
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
 def claim_rank(run_directory: Path, rank: int | None) -> tuple[int, Path]:
     """Makes the folder of one process: the given rank, or the next free one. mkdir decides races."""
     number = 0 if rank is None else rank
@@ -108,7 +144,12 @@ def load_run_info(run_directory: Path) -> tuple[RunInfo, str | None]:
 
 
 def new_run_info(
-    command: tuple[str, ...], *, script: str | None, budget: str, settings: Mapping[str, Any] | None = None
+    command: tuple[str, ...],
+    *,
+    script: str | None,
+    budget: str,
+    settings: Mapping[str, Any] | None = None,
+    deterministic: bool = False,
 ) -> RunInfo:
     """What is known of a run before it starts."""
     stem = (Path(script).stem if script else "").strip("-") or "session"  # a program read from stdin is called "-"
@@ -123,4 +164,5 @@ def new_run_info(
         pid=os.getpid(),
         budget=budget,
         settings=dict(settings or {}),
+        deterministic=deterministic,
     )

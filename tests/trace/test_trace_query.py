@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -108,6 +109,21 @@ def test_one_step_one_window_and_the_first_bad_row(run: Path) -> None:
         assert window.steps.tolist() == [2, 3, 4]
         assert window.between(4, 9).history("0").steps.tolist() == [4]
         assert window.first(lambda row: row["nan_count"] > 1) is None
+
+
+def test_a_window_knows_only_what_was_told_by_its_last_step(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with TraceWriter(run, threaded=False) as writer:
+        for step in range(4):
+            row = scalars(4, [1.0])
+            row["step"], row["wall_ns"] = step, time.time_ns()
+            writer.append("scalars", row)
+            writer.fact("overhead", steps=step)
+    with open_trace(run) as trace:
+        assert [fact["steps"] for fact in trace.between(None, 1).told("overhead")] == [0, 1]
+        assert len(trace.between(2, None).told("overhead")) == len(trace.told("overhead")) == 4
+        assert len(trace.between(None, 3).told("overhead")) == 4  # there is no step after it
+        assert len(trace.between(None, 1).facts("overhead")) == 4
 
 
 def test_the_first_row_is_the_first_in_time_even_where_rows_came_late(tmp_path: Path) -> None:
