@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from neuraldbg.trace import Trace
 
 WAITING, FETCHING, OUTSIDE, OPTIMIZING, ONE_LAYER = 0.15, 0.10, 0.25, 0.30, 0.25  # shares of a step worth a word
+GRAVITY: Final = ("high", "medium", "low")
 HIGH, MEDIUM = 0.40, 0.20  # share of a step: severity
 LAUNCHING: Final = 0.5  # share of the layers' time in calls that the device waited in
+MANY_FETCHES: Final = 16  # in a step, at a line that is worth a word where much of the time lies outside of layers
 SMALL_CALL_MS: Final = 0.10  # a layer's call that is mostly the calling
 SMALL_CALLS: Final = 0.6  # share of the layers' time that such calls must have
 SMALL_BATCH: Final = 16
@@ -63,16 +65,16 @@ class Measured:
 
 def facts_of(trace: Trace) -> dict[str, Any]:
     names = ("machine", "loader", "host_fetches", "on_device")
-    return {name: next(iter(trace.facts(name)[-1:]), None) for name in names}
+    return {name: next(iter(trace.told(name)[-1:]), None) for name in names}
 
 
 def bottlenecks(told: Measured) -> list[Bottleneck]:
-    """The gravest first. None where too few steps were timed to tell."""
-    if told.phases.steps < ENOUGH or not told.step_ms:
-        return []
-    rules = (_waiting, _fetching, _launching, _small_calls, _outside, _optimizer, _layers, _memory, _uneven)
+    """The gravest first. Where too few steps were timed to tell, only that memory ran out."""
+    rules = [_ran_out]
+    if told.phases.steps >= ENOUGH and told.step_ms:
+        rules += (_waiting, _fetching, _launching, _small_calls, _outside, _optimizer, _layers, _memory, _uneven)
     found = [one for rule in rules for one in rule(told)]
-    return sorted(found, key=lambda one: -(one.share or 0.0))
+    return sorted(found, key=lambda one: (GRAVITY.index(one.severity), -(one.share or 0.0)))
 
 
 def _severity(share: float) -> str:
@@ -111,27 +113,34 @@ def _workers_advice(workers: int | None, needed: int, cores: int | None, batch_m
 
 
 def _fetching(told: Measured) -> Iterator[Bottleneck]:
-    fact = told.facts.get("host_fetches")
-    total_s = told.phases.every_step_ms.total / 1e3
-    steps = told.phases.every_step_ms.count
-    if not fact or not total_s or not steps:
-        return
-    share, each = min(fact["seconds"] / total_s, 1.0), fact["calls"] / steps
+    share, each, lines = _fetches(told)
     if share < FETCHING or each < 1:
         return
-    lines = fact.get("lines") or []
     where = lines[0][0] if lines else None
     yield Bottleneck(
         None,
         "underutilization",
         _severity(share),
         share,
-        f"{each:,.0f} values are fetched one by one in a step ({share:.0%} of it)" + (f", at {where}" if where else ""),
+        f"{_many(each)} in a step ({share:.0%} of it)" + (f", at {where}" if where else ""),
         "keep them as tensors and fetch them once every few steps: .item(), .tolist(), .cpu() and print wait for the "
         "device each time",
         source=where,
-        details={"fetches_a_step": each, "seconds": fact["seconds"], "lines": lines},
+        details={"fetches_a_step": each, "lines": lines},
     )
+
+
+def _fetches(told: Measured) -> tuple[float, float, list[tuple[str, int]]]:
+    """Share of the time, how many in a step, and the lines with most of them."""
+    fact, every = told.facts.get("host_fetches"), told.phases.every_step_ms
+    if not fact or not every.total:
+        return 0.0, 0.0, []
+    steps = every.count + 1  # the first one, whose time nobody saw begin, fetches too
+    return min(fact["seconds"] / (every.total / 1e3), 1.0), fact["calls"] / steps, fact.get("lines") or []
+
+
+def _many(fetches: float) -> str:
+    return "a value is fetched" if fetches < 1.5 else f"{fetches:,.0f} values are fetched one by one"
 
 
 def _launching(told: Measured) -> Iterator[Bottleneck]:
@@ -179,7 +188,7 @@ def _small_calls(told: Measured) -> Iterator[Bottleneck]:
         _severity(share),
         share,
         f"a call of a layer takes {each_us:.0f} us, most of it for being called: "
-        + (f"the batch has {batch} rows" if larger else "the layers are small"),
+        + (f"the batch has {batch} row{'s' if batch != 1 else ''}" if larger else "the layers are small"),
         "; ".join(advice),
         details={"microseconds_a_call": each_us, "layers": len(small), "batch": batch},
     )
@@ -203,14 +212,18 @@ def _outside(told: Measured) -> Iterator[Bottleneck]:
     share, outside_ms = told.phases.share("outside"), told.phases.mean_ms.get("outside")
     if share is None or outside_ms is None or share < OUTSIDE:
         return
+    taken, each, lines = _fetches(told)
+    fetching = bool(lines) and each >= MANY_FETCHES and taken < FETCHING
+    begin = f"begin with {lines[0][0]}, which fetches {each:,.0f} values a step; " if fetching else ""
     yield Bottleneck(
         None,
         "underutilization",
         _severity(share),
         share,
         f"{share:.0%} of a step ({outside_ms:.1f} ms) is spent outside of layers",
-        "look at the loop and the model's own forward: logging, checkpoints, zero_grad, clipping, functional code. "
-        "Give functional code a module of its own to see it by name",
+        f"{begin}look at the loop and the model's own forward: batches made by hand, logging, checkpoints, zero_grad, "
+        "clipping, functional code. Give functional code a module of its own to see it by name",
+        source=lines[0][0] if fetching else None,
     )
 
 
@@ -243,7 +256,7 @@ def _layers(told: Measured) -> Iterator[Bottleneck]:
             _severity(share),
             share,
             f"{one.path} takes {share:.0%} of a step ({own_ms:.1f} ms)"
-            + (f" at {rate / 1e9:.1f} GFLOP/s forward" if rate else ""),
+            + (f" at {rate / 1e9:.3g} GFLOP/s forward" if rate else ""),
             _layer_advice(one),
             source=one.source,
             details={"self_ms": own_ms, "flops_per_s": rate},
@@ -264,6 +277,23 @@ def _layer_advice(one: LayerCost) -> str:
     if kind == "embedding":
         return "sparse=True touches only the rows that are used"
     return "it is what the model is made of: a smaller width here, lower precision, or torch.compile"
+
+
+def _ran_out(told: Measured) -> Iterator[Bottleneck]:
+    fact = told.memory.get("out_of_memory")
+    if fact is None:
+        return
+    most = fact["layers"][0]["layer"] if fact["layers"] else None
+    where = f" in the {fact['phase']}" if fact["phase"] else ""
+    cure = f"checkpoint {most}, which keeps most for the backward, " if most else ""
+    yield Bottleneck(
+        most,
+        "memory",
+        "high",
+        None,
+        f"memory ran out{where}: {fact['error']}",
+        f"take smaller batches, {cure}or autocast to half precision",
+    )
 
 
 def _memory(told: Measured) -> Iterator[Bottleneck]:

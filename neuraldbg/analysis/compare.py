@@ -62,7 +62,7 @@ class Comparison:
     only_in_a: tuple[str, ...]  # layers
     only_in_b: tuple[str, ...]
     changed_params: tuple[tuple[str, int | None, int | None], ...]
-    divergence: Divergence | None  # None: none found, or not both are run directories
+    divergence: Divergence | None  # None: none found, or not both are run directories with statistics in them
     divergence_searched: bool
 
 
@@ -83,7 +83,7 @@ def compare_sessions(a: Session, b: Session, *, traces: tuple[Trace, Trace] | No
             if path in layers_b and layers_a[path] != layers_b[path]
         ),
         divergence=first_divergence(*traces) if traces else None,
-        divergence_searched=traces is not None,
+        divergence_searched=traces is not None and all(trace.last_step_in("stats") is not None for trace in traces),
     )
 
 

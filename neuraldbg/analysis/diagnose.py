@@ -11,6 +11,7 @@ from neuraldbg.analysis.evidence import Evidence, Thresholds
 from neuraldbg.analysis.fixes import cures
 from neuraldbg.analysis.fixes.neural_files import is_neural, neural_fixes
 from neuraldbg.analysis.onsets import onsets
+from neuraldbg.analysis.other_ranks import NOT_FINITE, first_not_finite
 from neuraldbg.records import Diagnosis, Finding, Fix, RunInfo, Severity
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def diagnose(
     wanted = in_focus(entries, groups)
     wanted = [entry for entry in wanted if not (ongoing and entry.id in NOT_YET)]
     found = [finding for entry in wanted for finding in _ask(entry, evidence, failed)]
+    found = _first_seen_elsewhere(evidence, wanted, found, failed)
     _not_read(evidence, {one.kind for one in found})
     causes = [one for one in found if entries[one.kind].sort == "cause"]
     symptoms = [one for one in found if entries[one.kind].sort == "symptom"]
@@ -183,6 +185,23 @@ def _ask(entry: Entry, evidence: Evidence, failed: dict[str, str]) -> list[Findi
     except Exception as error:  # noqa: BLE001  named in the judgement
         failed[entry.id] = f"{type(error).__name__}: {error}"
         return []
+
+
+def _first_seen_elsewhere(
+    evidence: Evidence, wanted: list[Entry], found: list[Finding], failed: dict[str, str]
+) -> list[Finding]:
+    """A NaN that another rank saw first is explained from there: this one was only sent it."""
+    other = first_not_finite(evidence)
+    if other is None:
+        return found
+    about = [entry for entry in wanted if entry.group == "num" or entry.id in NOT_FINITE]
+    there = Evidence(evidence.trace, evidence.thresholds, rank=other.folder)
+    told = [one for entry in about for one in _ask(entry, there, failed)]
+    if not told:
+        return found
+    kinds = {entry.id for entry in about}
+    kept = [one for one in found if one.kind not in kinds]
+    return kept + [replace(one, rank=other.rank, summary=f"rank {other.rank}: {one.summary}") for one in told]
 
 
 def settle(causes: Iterable[Finding], entries: dict[str, Entry]) -> tuple[list[Finding], dict[int, list[Finding]]]:

@@ -15,7 +15,7 @@ PERCENTILES: Final = (50, 95, 99)
 
 
 class Durations:
-    """`add` one value or `add_many`; the order does not matter. Values below zero are refused, zeros have a bin."""
+    """`add` one value or `add_many`, in any order. Zeros have a bin; what is below zero, or infinite, is refused."""
 
     __slots__ = ("_bins", "_mean", "_spread", "count", "max", "min", "total")
 
@@ -29,7 +29,7 @@ class Durations:
             self.add(value)
 
     def add(self, value: float) -> None:
-        if not value >= 0:
+        if not 0 <= value < math.inf:
             raise ValueError(f"a duration is a number from 0 on, not {value!r}")
         self.count += 1
         self.total += value
@@ -45,7 +45,7 @@ class Durations:
         values = np.asarray(values, dtype=np.float64)
         if not len(values):
             return
-        if not (values >= 0).all():
+        if not ((values >= 0) & (values < math.inf)).all():
             raise ValueError("durations are numbers from 0 on")
         count, mean, spread = len(values), float(values.mean()), float(((values - values.mean()) ** 2).sum())
         off, both = mean - self._mean, self.count + count

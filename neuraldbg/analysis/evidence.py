@@ -53,8 +53,9 @@ class Curve:
 class Evidence:
     """One run, as the detectors and causes see it. Nothing here judges; what was not recorded is empty or None."""
 
-    def __init__(self, trace: Trace, thresholds: Thresholds | None = None) -> None:
+    def __init__(self, trace: Trace, thresholds: Thresholds | None = None, *, rank: int | None = None) -> None:
         self.trace = trace
+        self._of_rank = rank  # another than the one that speaks for all
         self.thresholds = thresholds or thresholds_of(trace.run)
         self.unchecked: dict[str, str] = {}  # id -> why it could not be checked in this run
         self._kept: dict[Any, Any] = {}
@@ -78,7 +79,7 @@ class Evidence:
 
     @cached_property
     def rank(self) -> int | None:
-        return main_rank(self.trace)
+        return main_rank(self.trace) if self._of_rank is None else self._of_rank
 
     def facts(self, type: str) -> list[dict[str, Any]]:
         """Of the main process, in order."""
@@ -106,7 +107,7 @@ class Evidence:
 
     @cached_property
     def sites(self) -> dict[int, Site]:
-        return {site.id: site for site in self.trace.sites if site.rank == self.main}
+        return {site.id: site for site in self.trace.sites_of(self.main)}
 
     def of_kind(self, kind: SiteKind) -> list[Site]:
         return [site for site in self.sites.values() if site.kind is kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,8 @@ WARM_STEPS, ENOUGH_STEPS = 2, 8  # the first ones load kernels and fill caches; 
 
 @dataclass(slots=True)
 class LayerCost:
-    """Durations in nanoseconds. `own` leaves out the layers called inside, `whole` has them."""
+    """Durations in nanoseconds. `own` leaves out the layers called inside; `forward`, `backward` and `whole` have
+    them."""
 
     path: str
     type: str | None
@@ -33,7 +34,6 @@ class LayerCost:
     backward: Durations = field(default_factory=Durations)
     own_forward_ns: float = 0.0
     own_backward_ns: float = 0.0
-    whole_backward_ns: float = 0.0
     memory_bytes: int | None = None  # of its output in one call
     flops: int | None = None  # of one forward call
     shape: tuple[int, ...] | None = None
@@ -50,7 +50,7 @@ class LayerCost:
 
     @property
     def whole_ns(self) -> float:
-        return self.forward.total + self.whole_backward_ns
+        return self.forward.total + self.backward.total
 
     @property
     def flops_per_s(self) -> float | None:
@@ -82,7 +82,6 @@ def layer_costs(trace: Trace, rank: int | None = None) -> Costs:
     found: dict[int, LayerCost] = {}
     _add_forward(_only(spans, spans["phase"] == PHASE_CODE[phase]), found, sites, trace)
     _add_backward(_only(spans, spans["phase"] == PHASE_CODE[Phase.BACKWARD]), found, sites, trace)
-    _add_whole(found, sites)
     _add_launches(found, trace)
     return Costs(sorted(found.values(), key=lambda one: -one.own_ns), steps.tolist(), everything)
 
@@ -142,15 +141,39 @@ def own_times(spans: Columns) -> NDArray[np.float64]:
 
 
 def _add_backward(spans: Columns, found: dict[int, LayerCost], sites: Mapping[int, Site], trace: Trace) -> None:
-    """The pieces of one layer in one backward are one call."""
-    for number, rows in _by_site(spans["site"]):
-        one = _the(found, number, sites, trace)
-        keys = np.stack([spans["rank"][rows].astype(np.int64), spans["step"][rows], spans["pass_id"][rows]], axis=1)
-        _, of_call = np.unique(keys, axis=0, return_inverse=True)
-        per_call = np.bincount(of_call.ravel(), spans["duration_ns"][rows].astype(np.float64))
-        one.backward.add_many(per_call)
-        one.own_backward_ns = float(per_call.sum())
-        one.calls = one.calls or one.backward.count
+    """The pieces of one layer in one backward are one call; those of the layers inside it, by path, belong to it."""
+    pieces = dict(_by_site(spans["site"]))
+    for number in pieces:
+        _the(found, number, sites, trace)
+    inside = _inside(found, pieces, sites)
+    for number, one in found.items():
+        own, rows = pieces.get(number), [pieces[each] for each in (number, *inside.get(number, ())) if each in pieces]
+        one.own_backward_ns = 0.0 if own is None else float(spans["duration_ns"][own].sum())
+        one.holds_others = one.holds_others or number in inside
+        if rows:
+            one.backward.add_many(_per_call(spans, np.concatenate(rows)))
+            one.calls = one.calls or one.backward.count
+
+
+def _inside(found: Mapping[int, LayerCost], pieces: Iterable[int], sites: Mapping[int, Site]) -> dict[int, list[int]]:
+    """Of every layer those with a backward of their own somewhere inside it, within one model."""
+    of_path = {(sites[number].model, sites[number].path): number for number in found}
+    inside: dict[int, list[int]] = {}
+    for number in pieces:
+        path = sites[number].path
+        while "." in path:
+            path = path.rpartition(".")[0]
+            around = of_path.get((sites[number].model, path))
+            if around is not None:
+                inside.setdefault(around, []).append(number)
+    return inside
+
+
+def _per_call(spans: Columns, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    keys = np.stack([spans["rank"][rows].astype(np.int64), spans["step"][rows], spans["pass_id"][rows]], axis=1)
+    _, of_call = np.unique(keys, axis=0, return_inverse=True)
+    sums = np.bincount(of_call.ravel(), spans["duration_ns"][rows].astype(np.float64))
+    return sums.astype(np.float64)
 
 
 def _by_site(sites: NDArray[np.int32]) -> Sequence[tuple[int, NDArray[np.int64]]]:
@@ -159,22 +182,8 @@ def _by_site(sites: NDArray[np.int32]) -> Sequence[tuple[int, NDArray[np.int64]]
     return list(zip(numbers.tolist(), np.split(order, starts[1:]) if len(numbers) else [], strict=True))
 
 
-def _add_whole(found: dict[int, LayerCost], sites: Mapping[int, Site]) -> None:
-    """Backward of what is inside a layer is inside it: by path, within one model."""
-    of_path = {(sites[number].model, sites[number].path): one for number, one in found.items()}
-    for number, one in found.items():
-        path = sites[number].path
-        one.whole_backward_ns += one.own_backward_ns
-        while "." in path:
-            path = path.rpartition(".")[0]
-            around = of_path.get((sites[number].model, path))
-            if around is not None:
-                around.whole_backward_ns += one.own_backward_ns
-                around.holds_others = True
-
-
 def _add_launches(found: dict[int, LayerCost], trace: Trace) -> None:
-    for fact in trace.facts("launches")[-1:]:
+    for fact in trace.told("launches")[-1:]:
         for told in fact["layers"]:
             one = found.get(told["site"])
             if one is not None and told["calls"]:

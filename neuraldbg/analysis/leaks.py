@@ -25,6 +25,7 @@ SERIES: Final = (
     *(("device_allocated_bytes", "device"), ("device_bytes", "device")),
     *(("host_allocated_bytes", "host"), ("rss_bytes", "host")),
 )
+EXPLAINS: Final = 0.1  # share of the growth that a holder must have: it was weighed at half of the steps or later
 MB: Final = 2**20
 
 
@@ -154,11 +155,11 @@ def curve_of(trace: Trace, name: str) -> tuple[NDArray[np.int64], NDArray[np.flo
 def _keepers(trace: Trace) -> list[dict[str, Any]]:
     """Variables of the script that keep more and more, the one with most bytes or graphs first."""
     found: list[dict[str, Any]] = []
-    for fact in trace.facts("values_kept")[-1:]:
+    for fact in trace.told("values_kept")[-1:]:
         found += [one for one in fact["holders"] if one["grew_by"] > 0]
-    held = [fact for fact in trace.facts("graphs_kept") if fact.get("holder")]
+    held = [fact for fact in trace.told("graphs_kept") if fact.get("holder")]
     for fact in held[-1:]:
-        count = max(each["count"] for each in trace.facts("graphs_kept"))
+        count = max(each["count"] for each in trace.told("graphs_kept"))
         holder = fact["holder"]
         if fact["count"] >= max(8, 0.2 * fact["followed"]):
             found.insert(0, {**holder, "keeps": count, "what": "graphs", "source": holder.get("source")})
@@ -166,7 +167,7 @@ def _keepers(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _leak(where: str, found: Trend, kept: list[dict[str, Any]]) -> Leak:
-    by = kept[0] if kept else {}
+    by = next((one for one in kept if one["what"] == "graphs" or one["grew_by"] >= EXPLAINS * found.growth), {})
     rate = f"{found.per_step / 1024:.1f} KB a step"
     grew = f"memory on the {where} grows by {rate}: {found.growth / MB:.1f} MB in {found.steps} steps"
     return Leak(

@@ -17,7 +17,7 @@ MOST_HOLDERS: Final = 10
 def memory_of(trace: Trace) -> dict[str, Any]:
     """Bytes; None is not measured. `layers` has what the last measured step's layers allocated and keep for their
     backward, `held_at_peak` who holds it where most is held."""
-    fact = next(iter(trace.facts("layer_memory")[-1:]), None)
+    fact = next(iter(trace.told("layer_memory")[-1:]), None)
     machine = next(iter(trace.facts("machine")[-1:]), {})
     names = ("rss_bytes", "host_allocated_bytes", "device_allocated_bytes", "device_bytes")
     rss, allocated, exactly, sampled = (curve_of(trace, name) for name in names)
@@ -36,7 +36,7 @@ def memory_of(trace: Trace) -> dict[str, Any]:
         **_of_step(fact, trace),
     }
     told["free_bytes"] = _free(told, machine)
-    oom = trace.facts("out_of_memory")
+    oom = trace.told("out_of_memory")
     return {**told, "out_of_memory": _oom(oom[-1], trace) if oom else None}
 
 

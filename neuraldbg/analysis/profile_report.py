@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from neuraldbg.analysis.bottlenecks import Measured, bottlenecks, facts_of
+from neuraldbg.analysis.by_hand import by_hand
 from neuraldbg.analysis.devices import devices_of
 from neuraldbg.analysis.layer_costs import Costs, LayerCost, layer_costs
 from neuraldbg.analysis.leaks import leaks
@@ -16,14 +17,10 @@ if TYPE_CHECKING:
     from neuraldbg.trace import Trace
 
 SCHEMA = "neuraldbg.profile/1"
-PUSHED = (
-    *("layer_stats", "memory_snapshots", "bottlenecks", "recommendations", "gpu_metrics"),
-    *("memory_leak_summary", "distributed_metrics", "backend_comparison"),
-)
 
 
 def profile_of(trace: Trace) -> dict[str, Any]:
-    """Times in milliseconds, sizes in bytes; None is not known."""
+    """Times in milliseconds, sizes in bytes; None is not known. Of `trace.between(...)`: what was known by then."""
     costs = layer_costs(trace, main_rank(trace))
     spent = phases(trace, costs.steps)
     memory = memory_of(trace)
@@ -43,17 +40,9 @@ def profile_of(trace: Trace) -> dict[str, Any]:
         "memory": memory,
         "gpu": devices_of(trace),
         "ranks": rank_times(trace),
-        "by_hand": _by_hand(trace),
-        "overhead": next(iter(trace.facts("overhead")[-1:]), None),
+        "by_hand": by_hand(trace),
+        "overhead": next(iter(trace.told("overhead")[-1:]), None),
     }
-
-
-def _by_hand(trace: Trace) -> dict[str, Any]:
-    """What `update_profiling_data` was told, by its names; the last of each."""
-    told: dict[str, Any] = {}
-    for fact in trace.facts("profiling_data"):
-        told |= {name: value for name, value in fact.items() if name in PUSHED}
-    return told
 
 
 def _with_memory(rows: list[dict[str, Any]], memory: dict[str, Any]) -> list[dict[str, Any]]:

@@ -177,7 +177,8 @@ def _leaks(told: Profile) -> Iterator[Chart]:
     by_hand = (told["by_hand"].get("memory_leak_summary") or {}).get("leaks") or ()
     for one in by_hand:
         around = f"around {', '.join(one['layers_involved'])}"
-        rows.append([around, one["increase_mb"] * MB, one["growth_rate_mb_per_step"] * MB, None, None])
+        grew = (_times(one.get(name), MB) for name in ("increase_mb", "growth_rate_mb_per_step"))
+        rows.append([around, *grew, None, None])
     if rows:
         yield _table("Leaks", columns, rows)
 
@@ -197,12 +198,7 @@ def _bottlenecks(told: Profile) -> tuple[str, list[Chart]]:
     texts = [(name, "text") for name in ("severity", "type", "what", "what to do", "line")]
     names = ("severity", "type", "summary", "recommendation", "source", "share")
     rows = [[one[name] for name in names] for one in told["bottlenecks"]]
-    advice = {(one["layer"], one["type"]): one for one in told["by_hand"].get("recommendations") or ()}
-    for one in told["by_hand"].get("bottlenecks") or ():
-        for kind in one["bottleneck_type"]:
-            said = advice.get((one["layer"], kind)) or {}
-            what = f"{one['layer']}: {one['overhead_percentage']:.0f} % above the threshold"
-            rows.append([said.get("priority"), kind, what, said.get("recommendation"), None, None])
+    rows += _bottlenecks_by_hand(told["by_hand"])
     if not rows:
         timed = told["steps"] >= ENOUGH
         return (
@@ -211,6 +207,22 @@ def _bottlenecks(told: Profile) -> tuple[str, list[Chart]]:
             else f"{told['steps']} steps were timed; {ENOUGH} are needed to tell."
         ), []
     return "", [_table("Bottlenecks", [*texts, ("share of a step", "share")], rows)]
+
+
+def _bottlenecks_by_hand(told: Profile) -> Iterator[list[Any]]:
+    """What was told of a layer beside what to do about it, then the advice that is of none of them."""
+    advice = list(told.get("recommendations") or ())
+    for one in told.get("bottlenecks") or ():
+        over = one.get("overhead_percentage")
+        what = one["layer"] if over is None else f"{one['layer']}: {over:.0f} % above the threshold"
+        for kind in one["bottleneck_type"] or [None]:
+            mine = [each for each in advice if (each.get("layer"), each.get("type")) == (one["layer"], kind)]
+            said = mine[0] if mine else {}
+            advice = [each for each in advice if each not in mine]
+            yield [said.get("priority"), kind, what, said.get("recommendation"), None, None]
+    for one in advice:
+        what = one.get("layer") or one.get("category")
+        yield [one.get("priority"), one.get("type"), what, one["recommendation"], None, None]
 
 
 # -- devices, backends, ranks ------------------------------------------------------------------------------------------
@@ -265,7 +277,7 @@ def _ranks(told: Profile) -> tuple[str, list[Chart]]:
         waits = [[name, one["step_ms"], one["data_ms"]] for name, one in zip(steps, told["ranks"], strict=True)]
         charts.append(_table("Time of a step", (("rank", "text"), ("step", "ms"), ("waiting for data", "ms")), waits))
     if times:
-        said.append(f"imbalance {balance['imbalance_factor']:.2f}")
+        said += [] if balance["imbalance_factor"] is None else [f"imbalance {balance['imbalance_factor']:.2f}"]
         charts.append(_compared("Nodes", "node", times, "s"))
     kinds = talking.get("by_operation_type") or {}
     if kinds:

@@ -130,6 +130,8 @@ class LayerHealth(Result):
 
 @dataclass(frozen=True, eq=False)
 class GradientHealthReport(Result):
+    """What `analyze_gradient_health()` gives."""
+
     overall: str  # healthy, warning, critical
     score: float | None
     layers: Mapping[str, LayerHealth] = field(default_factory=dict)

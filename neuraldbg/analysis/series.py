@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuraldbg.analysis.ranks import main_rank
+from neuraldbg.analysis.shards import whole_grad_norm
 from neuraldbg.records import SiteKind
 
 if TYPE_CHECKING:
     from neuraldbg.trace import Trace
 
+Step = TypeVar("Step", bound=np.generic)
 Point = tuple[int, float]
 MAX_POINTS = 2_000
 SERIES_NAMES = ("loss", "lr", "grad_norm", "step_time_s")
 
 
 def downsample(
-    steps: NDArray[np.int64], values: NDArray[np.float64], *, limit: int = MAX_POINTS
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    steps: NDArray[Step], values: NDArray[np.float64], *, limit: int = MAX_POINTS
+) -> tuple[NDArray[Step], NDArray[np.float64]]:
     """At most `limit` points, in order: both ends, and the lowest, highest and first non-finite of each stretch."""
     count = len(values)
     if count <= limit:
@@ -64,6 +66,7 @@ def scalar_series(trace: Trace) -> dict[str, tuple[NDArray[np.int64], NDArray[np
     """Every named scalar of the run as (steps, values), all points, by step.
 
     Of several processes the main one speaks; where it is silent, as when only spawned workers train, all of them do.
+    The gradient norm of parameters that are cut over ranks is that of all parts.
     """
     names = {site.id: site.path for site in trace.sites if site.kind is SiteKind.SERIES}
     table = trace.table("scalars", columns=("step", "site", "value", "rank", "wall_ns"))
@@ -76,7 +79,8 @@ def scalar_series(trace: Trace) -> dict[str, tuple[NDArray[np.int64], NDArray[np
             rows = np.flatnonzero(mine & of_main if (mine & of_main).any() else mine)
             rows = rows[np.lexsort((table["wall_ns"][rows], table["step"][rows]))]
             found[name] = (table["step"][rows], table["value"][rows])
-    return found
+    whole = whole_grad_norm(trace)
+    return found if whole is None else {**found, "grad_norm": whole}
 
 
 def points(

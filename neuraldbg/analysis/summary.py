@@ -13,7 +13,9 @@ from neuraldbg.analysis.diagnose import Judgement, diagnose, focus_of
 from neuraldbg.analysis.evidence import Thresholds
 from neuraldbg.analysis.findings import as_dict
 from neuraldbg.analysis.layers import LayerSummary, summarise_layers
-from neuraldbg.analysis.ranks import main_rank, run_of_main
+from neuraldbg.analysis.rank_overview import overview
+from neuraldbg.analysis.ranks import main_rank, processes, run_of_main
+from neuraldbg.analysis.replayable import replayable
 from neuraldbg.analysis.series import SERIES_NAMES, Point, points, scalar_series
 from neuraldbg.analysis.tried import in_the_light_of, read_tried
 from neuraldbg.analysis.verdict import Facts, Verdict, judge
@@ -87,7 +89,9 @@ class RunSummary:
     judgement: Judgement | None = None
     anomalies: AnomalyReport | None = None  # None: not looked for
     focus: tuple[str, ...] = ()  # groups that were looked at; none is everything
+    ranks: Mapping[str, Any] | None = None  # all of them at a glance; None: there is one process
     tried: Mapping[str, Any] | None = None  # the outcome of `neural whatif`; None: nothing was tried
+    replayable: str | None = None  # how much of it `neural replay` can make again, in words; None: nothing to say
 
 
 def summarise(
@@ -105,10 +109,8 @@ def summarise(
     nothing is concluded from what it has not done yet.
     """
     wanted = focus_of(trace.run) if focus is None else tuple(focus)
-    calls, run = _Calls(trace), run_of_main(trace)
-    series, tried = scalar_series(trace), read_tried(trace.path)
-    layers, models = summarise_layers(trace), _models(trace)
-    lines = _loss_lines(trace, series)
+    calls, run, series, tried = _Calls(trace), run_of_main(trace), scalar_series(trace), read_tried(trace.path)
+    layers, models, lines = summarise_layers(trace), _models(trace), _loss_lines(trace, series)
     facts = _facts(trace, run, calls, (series, lines), (layers, models), alive)
     judgement = in_the_light_of(diagnose(trace, thresholds, focus=wanted, ongoing=ongoing), tried)
     return RunSummary(
@@ -134,6 +136,8 @@ def summarise(
         anomalies=anomalies,
         focus=wanted,
         tried=tried,
+        ranks=overview(trace) if processes(trace) else None,
+        replayable=replayable(trace.path, facts.updates),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from neuraldbg.analysis.diagnose import LOUD, Judgement
 from neuraldbg.records import Diagnosis, Fix, Severity
 
+_NO_CURE = {"no_effect": "no effect, ", "harm": "does harm, ", "helps": "helps, "}
 OUTCOME = "whatif.json"  # in the run directory
 
 
@@ -41,6 +42,7 @@ def _tried(one: Diagnosis, arms: list[Mapping[str, Any]], *, proved: bool) -> Di
     fixes = tuple(_marked(fix, mine) for fix in one.fixes)
     known = {fix.title for fix in fixes}
     fixes += tuple(fix for fix in map(_as_fix, mine) if fix is not None and fix.title not in known)
+    fixes = tuple(sorted(fixes, key=_promise))
     finding = one.finding
     if proved:
         severity = finding.severity if finding.severity in LOUD else Severity.WARNING
@@ -48,10 +50,15 @@ def _tried(one: Diagnosis, arms: list[Mapping[str, Any]], *, proved: bool) -> Di
     return replace(one, finding=finding, fixes=fixes)
 
 
+def _promise(fix: Fix) -> int:
+    """What was proved first, what was tried and did not prove itself last."""
+    return {True: 0, None: 1, False: 2}[fix.verified]
+
+
 def _marked(fix: Fix, arms: list[Mapping[str, Any]]) -> Fix:
     for arm in arms:
         if fix.patch is not None and arm.get("patch") == fix.patch:
-            return replace(fix, verified=arm["verdict"] == "verified", effect=effect_of(arm))
+            return replace(fix, verified=arm["verdict"] == "verified", effect=_told(arm))
     return fix
 
 
@@ -59,7 +66,11 @@ def _as_fix(arm: Mapping[str, Any]) -> Fix | None:
     """A change that proved itself and is no patch is worth being told as well."""
     if arm.get("patch") is not None or arm["verdict"] not in ("verified", "helps"):
         return None
-    return Fix(f"tried: {arm['intervention']}", auto="R", verified=arm["verdict"] == "verified", effect=effect_of(arm))
+    return Fix(f"tried: {arm['intervention']}", auto="R", verified=arm["verdict"] == "verified", effect=_told(arm))
+
+
+def _told(arm: Mapping[str, Any]) -> str:
+    return _NO_CURE.get(arm["verdict"], "") + effect_of(arm)
 
 
 def effect_of(arm: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from neuraldbg.analysis.diagnose import Judgement
 from neuraldbg.analysis.layers import LayerSummary
+from neuraldbg.errors import ABORTED
 from neuraldbg.records import Finding, RunInfo, Severity
 
 ENOUGH_UPDATES = 10  # before which a run without findings is not called healthy
@@ -56,7 +57,8 @@ def judge(facts: Facts, judgement: Judgement) -> Verdict:
     trained = _trained(facts)
     known = _subject(facts.focus) + ", ".join([trained, *_details(facts)])
     if not (ending or facts.models_seen or facts.updates or facts.backwards):
-        return Verdict("undecided", "no model was seen: nothing of this script could be watched")
+        holds = "this run holds what was told by hand" if facts.layers else "nothing of this script could be watched"
+        return Verdict("undecided", f"no model was seen: {holds}")
     if not ending and not facts.updates and not facts.backwards:
         return Verdict("undecided", f"{trained}: this script did not train")
     missing = _missing(facts, ending, judgement)
@@ -118,7 +120,9 @@ def _ending(facts: Facts) -> str | None:
             else "no end was recorded (killed, or still running)"
         )
     if run.error:
-        return "interrupted from the keyboard" if run.interrupted else f"the script stopped with {_short(run.error)}"
+        if run.interrupted:
+            return "ended from the debugger" if ABORTED in run.error else "interrupted from the keyboard"
+        return f"the script stopped with {_short(run.error)}"
     if run.exit_code:
         return f"the script exited with code {run.exit_code}"
     return None

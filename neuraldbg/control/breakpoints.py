@@ -85,7 +85,7 @@ class Breakpoints:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _by_site: dict[int, tuple[Watched, ...]] = field(default_factory=dict)
 
-    def add(
+    def add(  # noqa: PLR0913  all that a breakpoint has
         self,
         layer: str,
         condition: str | None = None,
@@ -94,12 +94,15 @@ class Breakpoints:
         enabled: bool = True,
         group: str | None = None,
         once: bool = False,
+        pending: bool = False,
     ) -> Watched:
-        """The same layer, phase and condition again is the same breakpoint. Raises UsageError and its kinds."""
+        """The same layer, phase and condition again is the same breakpoint. Raises UsageError and its kinds; `pending`:
+        not for a layer that does not exist, the breakpoint waits for it."""
         name = _layer_name(layer)
         parsed = None if condition is None or not condition.strip() else parse_condition(condition, KEYS)
         where = _phase(phase, parsed)
-        self._must_exist(name)
+        if not pending:
+            self._must_exist(name)
         with self._lock:
             text = None if parsed is None else parsed.text
             spec = Breakpoint(name, text, where, enabled, group, once)
@@ -194,8 +197,14 @@ class Breakpoints:
 
     def settle(self) -> None:
         """Look up the layers again, once a model is known."""
+        if self._settled():
+            self.changed()
+
+    def _settled(self) -> bool:
+        """Whether one of them means other layers than before."""
         if self.resolve is None:
-            return
+            return False
+        before = [(one.id, one.layers) for one in self.all()]
         by_site: dict[int, list[Watched]] = {}
         for one in self.all():
             found = self.resolve(one.spec.layer)
@@ -203,6 +212,7 @@ class Breakpoints:
             for site in found if one.spec.enabled else ():
                 by_site.setdefault(site, []).append(one)
         self._by_site = {site: tuple(each) for site, each in by_site.items()}
+        return before != [(one.id, one.layers) for one in self.all()]
 
     def _must_exist(self, name: str) -> None:
         """Once the layers are known a name that means none of them is refused. Before, it is taken as it is."""
@@ -227,7 +237,7 @@ class Breakpoints:
         return [one for one in self._all.values() if meant and set(one.layers) == set(meant.values())]
 
     def _touched(self) -> None:
-        self.settle()
+        self._settled()
         self.changed()
 
 

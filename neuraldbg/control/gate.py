@@ -49,7 +49,7 @@ class Gate:
     trainer then looks at nothing else."""
 
     def __init__(self, *, pausing: bool = True, say: Callable[[str], None] = _nobody_hears) -> None:
-        self.breakpoints = Breakpoints(changed=self._reconsider)
+        self.breakpoints = Breakpoints(changed=self._changed)
         self.pausing = pausing  # False: hits are counted and logged, nothing stops
         self.active = self.at_layers = False
         self.run_dir: Path | None = None  # of the run that it holds
@@ -66,6 +66,9 @@ class Gate:
         self._unit: str | None = None  # stop at the next layer or step
         self._wanted: str | None = None  # a pause that somebody asked for, and why
         self._told: list[str] = []  # findings to stop for after the next update
+        self.together: Any = None  # who sees to it that other ranks are held with this one
+        self.pace: Callable[[], tuple[int, float | None]] = lambda: (0, None)  # update under way, seconds of the last
+        self._at: tuple[int, str, bool] | None = None  # stop after this update: why, and whether to leave there
         self._holder: int | None = None  # the thread that is held
         self._here: Stop | None = None
         self._reasons: list[str] = []
@@ -94,6 +97,11 @@ class Gate:
             return
         hit = [one for one in watched if self._holds(one, stop)]
         reasons = [_told(one) for one in hit]
+        if self._at is not None and self.stops_here(stop):
+            reasons.append(self._at[1])
+            if self._at[2]:
+                self._at = None
+                raise AbortedByUser
         reasons += [f"{name} held" for name, function in list(self.when) if self._own(name, function, stop)]
         if self._unit == "layer" or (self._unit == "step" and stop.phase is Phase.UPDATE):
             reasons.append(f"next {self._unit}")
@@ -134,7 +142,7 @@ class Gate:
             return False
 
     def _stop(self, stop: Stop, reasons: list[str], hit: list[Watched]) -> None:
-        if not self.pausing and self._unit is None and self._wanted is None and not self._told:
+        if not self.pausing and not (self._unit or self._wanted or self._told or self.stops_here(stop)):
             self._say(f"{stop.title()}: {'; '.join(reasons)} (logged; pause_on_condition is false)")
             return
         if not self.answered():
@@ -173,7 +181,7 @@ class Gate:
                 self._tell({"event": "running", "step": stop.step})
         if self._abort:
             self._abort = False
-            raise AbortedByUser("aborted from the debugger")
+            raise AbortedByUser
 
     def _talk(self, stop: Stop, reasons: list[str]) -> None:
         """With whoever sits at the terminal. A prompt that fails (its streams are the script's to close) is not tried
@@ -197,7 +205,7 @@ class Gate:
 
     def _forget(self) -> None:
         """Whatever one stop answers."""
-        self._unit = self._wanted = None
+        self._unit = self._wanted = self._at = None
         self._told = []
         self._reconsider()
 
@@ -242,7 +250,7 @@ class Gate:
     def state(self) -> dict[str, Any]:
         here = self._here
         if here is None or self._open.is_set():
-            return {"state": "running", "stops_next": self._unit or ("pause" if self._wanted else None)}
+            return {"state": "running", "stops_next": self._unit or ("pause" if self._wanted or self._at else None)}
         return {"state": "paused", "reasons": list(self._reasons), **here.place(), "values": dict(here.values)}
 
     def resume(self) -> None:
@@ -261,8 +269,28 @@ class Gate:
         """At the next layer, forward or backward, or the next step; asked for within a forward, after its update."""
         if self.paused:
             raise NotPaused("the run is paused already")
+        if self.together is not None:
+            self.together.pause(why or "pause asked for")
+            return
         self._wanted = f"{self._wanted}; {why or 'pause asked for'}" if self._wanted else why or "pause asked for"
         self._reconsider()
+
+    def stop_at(self, update: int, why: str, *, leave: bool = False) -> None:
+        """After this update, or after the next one where it is done already."""
+        self._at = (update, why, leave)
+        self._reconsider()
+
+    def stop_nowhere(self) -> None:
+        if self._at is not None:
+            self._at = None
+            self._reconsider()
+
+    def stops_here(self, stop: Stop) -> bool:
+        return self._at is not None and stop.phase is Phase.UPDATE and stop.step >= self._at[0]
+
+    @property
+    def aborting(self) -> bool:
+        return self._abort
 
     def answered(self) -> bool:
         """Whether anybody could let a held training go on."""
@@ -321,10 +349,14 @@ class Gate:
         if not self.paused:
             raise NotPaused("the run is not paused")
 
+    def _changed(self) -> None:
+        self._reconsider()
+        self._tell({"event": "breakpoints"})
+
     def _reconsider(self) -> None:
         asked = self._unit == "layer" or self._wanted or self.when
         self.at_layers = bool(asked) or self.breakpoints.any_enabled
-        self.active = self.at_layers or self._unit is not None or bool(self.kinds or self._told)
+        self.active = self.at_layers or self._unit is not None or bool(self.kinds or self._told or self._at)
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         for notice in list(self.on_event):

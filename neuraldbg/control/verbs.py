@@ -25,7 +25,7 @@ _TEXTS = {
     "kind": 100,
     "slice": 200,
 }
-_FLAGS = ("enabled", "once")
+_FLAGS = ("enabled", "once", "pending")
 _OF_SOMEBODY = ("add", "change", "group", "pause", "step")  # who wants a stop can answer it
 Arguments = Mapping[str, Any]
 
@@ -91,11 +91,14 @@ class Verbs:
         if gate.paused:
             gate.abort()
             return
+        if gate.together is not None:
+            gate.together.pause("aborted from the debugger", leave=True)
+            return
 
         def leave(_: Stop) -> None:
             gate.when = [each for each in gate.when if each[1] is not leave]  # once: who catches it may go on
             gate.breakpoints.changed()
-            raise AbortedByUser("aborted from the debugger")
+            raise AbortedByUser
 
         gate.break_when(leave, "abort")
 
@@ -114,6 +117,7 @@ class Verbs:
             enabled=given.get("enabled", True),
             group=given.get("group"),
             once=given.get("once", False),
+            pending=given.get("pending", False),
         )
         return one.as_dict()
 

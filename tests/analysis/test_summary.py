@@ -195,7 +195,17 @@ class TestHeadlines:
     def test_no_model(self, tmp_path: Path) -> None:
         with made_run(tmp_path / "run") as run:
             run.end()
-        assert summary_of(run.directory).verdict.headline.startswith("no model was seen")
+        assert summary_of(run.directory).verdict.headline.startswith("no model was seen: nothing of this script")
+
+    def test_told_by_hand(self, tmp_path: Path) -> None:
+        with made_run(tmp_path / "run") as run:
+            run.span(run.site("fc1", SiteKind.MODULE, op="fc"), Phase.FORWARD, 0, duration_ms=1.0)
+            run.end()
+        verdict = summary_of(run.directory).verdict
+        assert (verdict.state, verdict.headline) == (
+            "undecided",
+            "no model was seen: this run holds what was told by hand",
+        )
 
     def test_never_trained(self, tmp_path: Path) -> None:
         with made_run(tmp_path / "run") as run:

@@ -58,6 +58,21 @@ def test_names_are_taken_as_they_are_until_layers_are_known() -> None:
         table.add("haed")
 
 
+def test_a_breakpoint_can_wait_for_a_layer_that_comes_later() -> None:
+    told: list[int] = []
+    table = Breakpoints(changed=lambda: told.append(1))
+    names = {"head": 1}
+    table.resolve = lambda name: {names[name]: name} if name in names else {}
+    one = table.add("critic", pending=True)
+    assert (one.pending, len(told)) == (True, 1)
+    table.settle()
+    assert len(told) == 1  # nothing is other than before
+    names["critic"] = 2
+    table.settle()
+    assert (one.pending, one.layers, len(told)) == (False, ("critic",), 2)
+    assert table.at(2) == (one,)
+
+
 def test_a_breakpoint_goes_by_every_name_of_its_layer() -> None:
     table = Breakpoints()
     table.resolve = lambda name: {1: "conv2"} if name in ("conv2", "Conv2D_2") else {}

@@ -19,6 +19,8 @@ from neuraldbg.analysis.causes.data_reading import (
     trains,
 )
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.rank_data import same_on_ranks
+from neuraldbg.analysis.worker_seeds import same_worker_seeds
 from neuraldbg.records import Call, Finding, Severity
 
 Fact = dict[str, Any]
@@ -181,15 +183,17 @@ def duplicate_data(evidence: Evidence) -> Iterator[Finding]:
     """The same samples occur again and again in the training set.
 
     Finds: a data set most of whose rows are copies of others, or a loader that hands out the same samples several
-    times within one epoch.
+    times within one epoch, or hands them to several ranks alike, or whose workers draw the same random numbers.
     Why it matters: the set is far smaller than it looks; the model memorises it, and metrics computed on a random
     split of it are too good.
     Decides by: a hash of every row with its target. Equal rows that chance explains (few categories, short codes) and
-    samplers with replacement do not count.
+    samplers with replacement do not count. Of workers, a hash of their random generators after worker_init_fn, where
+    their first batch drew from them; the same on several ranks is information.
     Usual cures: a different seed for each shard or worker (worker_init_fn, get_worker_info); shard an IterableDataset
     over its workers; drop copies before splitting.
     """
-    finding = _copies_in_set(evidence) or _copies_in_epoch(evidence)
+    finding = _copies_in_set(evidence) or _copies_in_epoch(evidence) or same_on_ranks(evidence)
+    finding = finding or same_worker_seeds(evidence)
     if finding is not None:
         yield finding
 

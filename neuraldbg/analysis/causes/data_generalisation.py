@@ -168,6 +168,9 @@ def missing_regularisation(evidence: Evidence) -> Iterator[Finding]:
     few, rows = _few(evidence)
     if found is None or few or regularisers(evidence):
         return
+    if not evidence.of_kind(SiteKind.OPTIMIZER):
+        evidence.cannot("missing_regularisation", "the losses were told by hand: what restrains the model is not known")
+        return
     yield Finding(
         "missing_regularisation",
         Severity.WARNING if found.loud else Severity.INFO,

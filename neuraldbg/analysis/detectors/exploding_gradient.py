@@ -36,7 +36,7 @@ def exploding_gradient(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         "exploding_gradient",
         Severity.INFO,
-        f"the gradient norm reaches {largest:.3g}; it began at {usual:.3g}",
+        f"the gradient norm reaches {largest:.3g}; {usual:.3g} is usual in the first updates",
         step=int(curve.steps[high[0]]),
         evidence={
             "largest_norm": largest,

@@ -41,11 +41,13 @@ def loss_spike(evidence: Evidence) -> Iterator[Finding]:
     if not spikes:
         return
     size, worst = max(spikes)
+    first = min(index for _, index in spikes)
+    earlier = "" if first == worst else f"at update {curve.steps[first]} for the first time, and "
     yield Finding(
         "loss_spike",
         Severity.INFO,
-        f"the loss jumps to {curve.values[worst]:.3g} at update {curve.steps[worst]}",
-        step=int(curve.steps[min(index for _, index in spikes)]),
+        f"the loss jumps {earlier}to {curve.values[worst]:.3g} at update {curve.steps[worst]}",
+        step=int(curve.steps[first]),
         evidence={"spikes": len(spikes), "largest_jump": float(size), "loss_there": float(curve.values[worst])},
         confidence=0.6,
     )

@@ -15,6 +15,7 @@ from neuraldbg.analysis.fixes.placing import assigned_number, every_script, line
 from neuraldbg.analysis.fixes.precision import unscaled_before_clip
 from neuraldbg.records import Call, Finding, Fix
 
+GUESSED = ": a guess that no experiment has tried"
 CLIP_QUANTILE = 0.9  # of the observed norms: one step in ten is clipped
 USUAL_VALUE = 1.0  # of a limit for single elements
 
@@ -82,16 +83,20 @@ def better_factor(finding: Finding) -> float | None:
 def learning_rate_too_high(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     lr = rate_of(finding, evidence)
     if lr:
-        new = lr * (better_factor(finding) or 0.1)
-        yield from _change_number(finding, evidence, "lr", new, f"Lower the learning rate to {write(new)}", 1)
+        known = better_factor(finding)
+        new = lr * (known or 0.1)
+        title = f"Lower the learning rate to {write(new)}{'' if known else GUESSED}"
+        yield from _change_number(finding, evidence, "lr", new, title, 1)
 
 
 @cure("learning_rate_too_low")
 def learning_rate_too_low(finding: Finding, evidence: Evidence) -> Iterator[Fix]:
     lr = rate_of(finding, evidence)
     if lr:
-        new = lr * (better_factor(finding) or 100)
-        yield from _change_number(finding, evidence, "lr", new, f"Raise the learning rate to {write(new)}", 1)
+        known = better_factor(finding)
+        new = lr * (known or 100)
+        title = f"Raise the learning rate to {write(new)}{'' if known else GUESSED}"
+        yield from _change_number(finding, evidence, "lr", new, title, 1)
 
 
 @cure("momentum_too_high")

@@ -1,0 +1,135 @@
+"""Ranks that all stand still: who is waited for, and what was seen of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulated import START_NS, SimulatedRank, a_run_of_ranks, judged
+
+from neuraldbg.records import Call, Finding, Severity
+from neuraldbg.trace.rundir import write_launched, write_stacks
+
+
+def _standing(one: SimulatedRank, where: str, since_s: float, line: str, *, at_s: float = 60.0) -> None:
+    wall, number = START_NS + int(at_s * 1e9), 1200 if where == "all_reduce" else None
+    told = {"where": where, "since_s": since_s, "line": line, "stack": [], "collective": number}
+    one.writer.fact("standing", **told, wall_ns=wall, step=8)
+
+
+def test_a_standstill_names_the_rank_that_the_others_wait_for(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 3)
+    for rank, one in enumerate(ranks):
+        one.updates(8)
+        _standing(one, "the data loader" if rank == 1 else "all_reduce", 41, f"train.py:{30 + rank}")
+        one.close()
+    [found] = judged(run, "rank_divergence")
+    assert (found.rank, found.step, found.source) == (1, 8, "train.py:31")
+    assert "rank 1 stands in the data loader at train.py:31 since 41 s" in found.summary
+    assert "rank 0 in all_reduce 1,200 at train.py:30" in found.summary
+
+
+def test_a_rank_that_has_left_is_what_the_others_wait_for(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    ranks[0].updates(10)
+    _standing(ranks[0], "backward", 20, "train.py:30")
+    ranks[0].close()
+    ranks[1].updates(10).end().close()
+    [found] = judged(run, "rank_divergence")
+    assert found.rank == 1
+    assert "rank 1 has left after 10 updates" in found.summary
+
+
+def test_ranks_that_stood_until_the_failure_of_one_reached_them_did_not_hang(tmp_path: Path) -> None:
+    """The loss of a connection may take a while to be seen; until then the others wait for the one that has failed."""
+    run, ranks = a_run_of_ranks(tmp_path, 3)
+    lost = "RuntimeError: Connection closed by peer"
+    ranks[0].updates(8).end(exit_code=1, error=lost, at_s=50).close()
+    ranks[1].updates(8).end(exit_code=1, error="ValueError: no more disks", at_s=49).close()
+    _standing(ranks[2], "backward", 10, "train.py:50")
+    ranks[2].updates(8)
+    ranks[2].writer.flush()
+    [found] = judged(run, "rank_divergence")
+    assert "rank 1 has left after 8 updates (ValueError: no more disks)" in found.summary
+    ranks[2].end(exit_code=1, error=lost, at_s=64).close()
+    assert judged(run, "rank_divergence") == []
+
+
+def test_ranks_that_their_launcher_killed_after_ctrl_c_had_hung(tmp_path: Path) -> None:
+    """A collective that waits in C hears no Ctrl-C: the launcher kills it after a while."""
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    for rank, one in enumerate(ranks):
+        _standing(one, "barrier" if rank else "all_reduce", 20, "train.py:50")
+        one.updates(8).close()
+    ended = {"exit_code": 1, "error": "KeyboardInterrupt: SignalException: got signal: 2"}
+    write_launched(run, {**ended, "children": [[0, -9], [1, -9]]})
+    [found] = judged(run, "rank_divergence")
+    assert "no rank moves" in found.summary
+    assert judged(run, "crash") == []
+
+
+def test_ranks_that_wait_for_one_that_works_are_no_alarm(tmp_path: Path) -> None:
+    """An evaluation or a checkpoint on the first rank."""
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    _standing(ranks[1], "barrier", 30, "train.py:50")
+    ranks[0].calls(Call.PASS, [8], wall_ns=START_NS + 59 * 10**9)
+    for one in ranks:
+        one.updates(8).close()
+    assert judged(run, "rank_divergence") == []
+
+
+def test_a_rank_that_cannot_say_where_it_stands_is_what_the_others_wait_for(tmp_path: Path) -> None:
+    """Code that holds the interpreter, or a machine that is gone: nothing is heard of it."""
+    run, ranks = a_run_of_ranks(tmp_path, 3)
+    for rank in (0, 1):
+        _standing(ranks[rank], "all_reduce", 40, "train.py:50")
+    ranks[2].end(exit_code=1, error="KeyboardInterrupt", at_s=90)  # somebody has had enough
+    for one in ranks:
+        one.updates(8).close()
+    [found] = judged(run, "rank_divergence")
+    assert (found.severity, found.rank, found.step) == (Severity.CRITICAL, 2, 8)
+    assert "nothing was heard of rank 2 for 60 s after 8 updates; ranks 0, 1 in all_reduce 1,200" in found.summary
+
+
+def test_ranks_that_wait_in_different_collectives_are_told_so(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    for rank, one in enumerate(ranks):
+        one.updates(8)
+        _standing(one, "broadcast" if rank else "all_reduce", 41, "train.py:31")
+        one.close()
+    [found] = judged(run, "rank_divergence")
+    assert "different collectives" in found.inference
+
+
+def _hung(tmp_path: Path, stacks: dict[str, object]) -> Finding:
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    for rank, one in enumerate(ranks):
+        one.updates(8)
+        _standing(one, "barrier" if rank else "the data loader", 41, "train.py:31")
+        one.close()
+    write_stacks(run, stacks)
+    [found] = judged(run, "rank_divergence")
+    return found
+
+
+def test_a_standstill_is_told_with_the_stacks_that_were_seen_from_outside(tmp_path: Path) -> None:
+    frames = ["run (/lib/neuraldbg/script.py:7)", "load (/home/me/data.py:12)", "main (/home/me/train.py:31)"]
+    threads = [{"main": False, "frames": ["work (/x.py:1)"]}, {"main": True, "frames": frames}]
+    seen = {"0": {"pid": 1, "threads": threads}, "1": {"pid": 2, "why_not": "Permission denied"}}
+    found = _hung(tmp_path, {"step": 8, "by": "py-spy", "ranks": seen})
+    assert found.evidence["stack_of_rank_0"] == "load (data.py:12) < main (train.py:31)"
+    assert found.evidence["stack_of_rank_1"] == "Permission denied"
+
+
+def test_where_nobody_could_look_from_outside_the_report_says_so(tmp_path: Path) -> None:
+    found = _hung(tmp_path / "a", {"step": 8, "by": None, "why_not": "no py-spy here", "ranks": {}})
+    assert found.evidence["stacks"] == "no py-spy here"
+    found = _hung(tmp_path / "b", {"step": 5, "by": "py-spy", "ranks": {}})
+    assert "stacks" not in found.evidence, "of another standstill"
+
+
+def test_a_standstill_that_is_over_is_forgotten(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    for one in ranks:
+        _standing(one, "barrier", 30, "train.py:50", at_s=-1)
+        one.updates(30).end().close()
+    assert judged(run, "rank_divergence") == []
