@@ -1,1 +1,1 @@
-"""The seeds' import paths: a thin facade over `neuraldbg`. The core never imports it."""
+"""The original project's import paths: a thin facade over `neuraldbg`. The core never imports it."""

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neural.dashboard.dashboard import (
+    from .dashboard import (
         AnomalyDetector,
         BreakpointManager,
         PerformanceProfiler,
@@ -34,4 +34,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("neural.dashboard.dashboard"), name)
+    return getattr(import_module(f"{__name__}.dashboard"), name)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from neural.dashboard.entries import plain
 from neuraldbg.control.conditions import Condition, parse_condition
 from neuraldbg.errors import UnknownBreakpoint, UsageError, nearest
+
+from .entries import plain
 
 log = logging.getLogger("neuraldbg")
 
@@ -36,6 +37,7 @@ class BreakpointManager:
 
     @property
     def paused(self) -> bool:
+        """Whether `hold` holds somebody now."""
         return not self._open.is_set()
 
     @paused.setter
@@ -79,6 +81,7 @@ class BreakpointManager:
         return names
 
     def find(self, which: str | int) -> dict[str, Any]:
+        """By the name of its layer, or its number."""
         for name, one in self.breakpoints.items():
             if which in (name, one.get("id")):
                 return one
@@ -87,6 +90,7 @@ class BreakpointManager:
         raise UnknownBreakpoint(f"no breakpoint {which!r}{hint}")
 
     def get_breakpoint_info(self) -> dict[str, dict[str, Any]]:
+        """By layer: enabled, hits, triggers, condition, group."""
         shown = ("enabled", "hit_count", "condition", "group", "trigger_count")
         return {name: {key: one.get(key) for key in shown} for name, one in self.breakpoints.items()}
 
@@ -127,6 +131,7 @@ class BreakpointManager:
         self._wanted = True
 
     def continue_execution(self) -> None:
+        """Lets go whoever `hold` holds."""
         self.paused = False
 
     def wait_if_paused(self, timeout_s: float | None = None) -> bool:

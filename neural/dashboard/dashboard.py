@@ -8,20 +8,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neural.dashboard.breakpoints import BreakpointManager
-from neural.dashboard.debugger_backend import DebuggerBackend
-from neural.dashboard.entries import plain, plain_entry
-from neural.dashboard.performance import PerformanceProfiler
+if not __package__:  # run as a file: its package is looked for above this folder, whose files are no modules alone
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    __package__ = import_module("neural.dashboard").__name__
+
 from neuraldbg.analysis.anomalies import AnomalyDetector
 from neuraldbg.errors import UsageError
 
+from .breakpoints import BreakpointManager
+from .debugger_backend import DebuggerBackend
+from .entries import plain_entry, shown_profile
+from .performance import PerformanceProfiler
+
 if TYPE_CHECKING:
-    from neural.dashboard.pushed import PushedRun
-    from neural.dashboard.serving import Serving
     from neuraldbg.control.channel import ChannelServer
+
+    from .pushed import PushedRun
+    from .serving import Serving
 
 __all__ = [
     "TRACE_DATA",
@@ -123,17 +130,18 @@ def update_profiling_data(data: Mapping[str, Any]) -> None:
         raise UsageError(f"profiling data is a dict such as `profiler.get_dashboard_data()`, not {type(data).__name__}")
     told = {key: data[key] for key in PROFILING_KEYS if key in data}
     PROFILING_DATA.update(told)
-    _the("pushed_run").about("profiling_data", **{key: plain(value) for key, value in told.items()})
+    _the("pushed_run").about("profiling_data", **shown_profile(told))
 
 
 def get_trace_data() -> list[dict[str, Any]]:
+    """The entries of the last push: the list itself, also as `TRACE_DATA`."""
     return TRACE_DATA
 
 
 def start_dashboard_server(host: str = "localhost", port: int = 5001) -> Serving:
     """Serves the page for what this process pushes, in a thread; `.url` says where, `.close()` ends it. If the port is
     taken, the next free one, and said so."""
-    from neural.dashboard.serving import Serving as Made
+    from .serving import Serving as Made
 
     with _reachable() as directory:
         made = globals()["serving"] = Made(directory, host, port)
@@ -149,7 +157,7 @@ def close_run() -> None:
     globals().pop("server", None)
     page = globals().pop("app", None)
     if page is not None:
-        from neural.dashboard.serving import close_page
+        from .serving import close_page
 
         close_page(page)
     known = globals().get("pushed_run")
@@ -178,8 +186,9 @@ def _make_detector() -> AnomalyDetector:
 
 
 def _make_breakpoints() -> BreakpointManager:
-    from neural.dashboard.hooks import hooks
     from neuraldbg.config import load_config
+
+    from .hooks import hooks
 
     given = load_config().breakpoints
     made = BreakpointManager(enabled=given.enabled, pause_on_condition=given.pause_on_condition)
@@ -194,14 +203,14 @@ def _make_profiler() -> PerformanceProfiler:
 
 
 def _make_run() -> PushedRun:
-    from neural.dashboard.pushed import PushedRun
+    from .pushed import PushedRun
 
     return PushedRun()
 
 
 def _make_app() -> Any:
     """The page of what this process pushes, with its breakpoints."""
-    from neural.dashboard.serving import page_of
+    from .serving import page_of
 
     with _reachable() as directory:
         return page_of([directory])
@@ -226,8 +235,9 @@ def _reachable() -> Iterator[Path]:
 
 
 def _make_channel() -> ChannelServer:
-    from neural.dashboard.remote import RemoteBreakpoints
     from neuraldbg.control.channel import ChannelServer as Made
+
+    from .remote import RemoteBreakpoints
 
     run = _the("pushed_run")
     return Made(RemoteBreakpoints(_the("breakpoint_manager"), lambda: int(run.step)), run.open())
@@ -261,13 +271,12 @@ def main(words: Sequence[str] = ()) -> int:
     if words:
         print(f"neuraldbg: {words[0]!r} is no option of the dashboard; {USAGE}", file=sys.stderr)
         return 2
-    from neural.dashboard.serving import serve_folder
+    from .serving import serve_folder
 
     return serve_folder(Path.cwd())
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder: its files are no modules of their own
     from neural.dashboard.dashboard import main as serve_here
 
     sys.exit(serve_here(sys.argv[1:]))

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from neural.dashboard.hooks import UnknownEvent
 from neuraldbg.errors import UsageError
+
+from .hooks import UnknownEvent
 
 EVENTS = ("on_start", "on_pause", "on_stop", "on_step", "on_breakpoint")
 
@@ -31,27 +32,34 @@ class DebuggerBackend:
 
     @property
     def is_running(self) -> bool:
+        """Since `handle_start`, until `handle_stop`."""
         return self._running
 
     @property
     def is_paused(self) -> bool:
+        """Whether `wait_if_paused` would wait."""
         return self._paused
 
     def register_callback(self, event: str, callback: Callable[..., Any]) -> None:
+        """Called at `on_start`, `on_pause`, `on_stop`, `on_step` or `on_breakpoint`."""
         if event not in self._callbacks:
             raise UnknownEvent(event, EVENTS)
         self._callbacks[event].append(callback)
 
     def handle_start(self) -> dict[str, Any]:
+        """Begins."""
         return self._become("on_start", running=True, paused=False)
 
     def handle_pause(self) -> dict[str, Any]:
+        """The loop waits at its next `wait_if_paused`."""
         return self._become("on_pause", running=self._running, paused=True)
 
     def handle_continue(self) -> dict[str, Any]:
+        """The loop goes on."""
         return self._become(None, running=True, paused=False)
 
     def handle_stop(self) -> dict[str, Any]:
+        """Ends; a loop that waits goes on."""
         return self._become("on_stop", running=False, paused=False)
 
     def handle_step(self) -> dict[str, Any]:
@@ -64,16 +72,19 @@ class DebuggerBackend:
         return self.status()
 
     def handle_add_breakpoint(self, line: int) -> dict[str, Any]:
+        """At a line of the model file."""
         if isinstance(line, bool) or not isinstance(line, int) or line < 1:
             raise UsageError(f"a breakpoint stands at a line number from 1 on, not at {line!r}")
         self.breakpoints.add(line)
         return self.status()
 
     def handle_remove_breakpoint(self, line: int) -> dict[str, Any]:
+        """From that line."""
         self.breakpoints.discard(line)
         return self.status()
 
     def handle_clear_all_breakpoints(self) -> dict[str, Any]:
+        """From every line."""
         self.breakpoints.clear()
         return self.status()
 
@@ -96,9 +107,11 @@ class DebuggerBackend:
             return True
 
     def update_progress(self, phase: str | None, forward: float | None = None, backward: float | None = None) -> None:
+        """Of forward and backward, as shares, and the phase it is in."""
         self.progress = {"forwardPass": forward, "backwardPass": backward, "currentPhase": phase}
 
     def status(self) -> dict[str, Any]:
+        """As `GET /api/debugger/status` answers."""
         return {
             "isRunning": self._running,
             "isPaused": self._paused,

@@ -157,4 +157,5 @@ def register_hook(event: str) -> Callable[[Function], Function]:
 
 
 def unregister_hook(function: Callable[..., Any]) -> None:
+    """It is called no more, whatever it was registered for."""
     hooks.unregister(function)

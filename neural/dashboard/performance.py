@@ -38,6 +38,7 @@ class PerformanceProfiler:
         return stack
 
     def start_layer(self, layer_name: str) -> None:
+        """Calls may be nested; each needs its `end_layer`."""
         now = self._clock_ns()
         if self._began_ns is None:
             self._began_ns = now
@@ -71,6 +72,7 @@ class PerformanceProfiler:
             )
 
     def get_summary(self) -> dict[str, dict[str, Any]]:
+        """By layer: total, calls, smallest, largest and mean time in seconds."""
         with self._lock:
             return {
                 name: {**each, "avg_time": each["total_time"] / each["call_count"]}

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
-from neural.dashboard import dashboard
-from neural.dashboard.breakpoints import BreakpointManager
-from neural.dashboard.entries import plain_entry
-from neural.dashboard.hooks import hooks
-from neural.dashboard.performance import PerformanceProfiler
 from neuraldbg.analysis.anomalies import AnomalyDetector
+
+from . import dashboard
+from .breakpoints import BreakpointManager
+from .entries import plain_entry
+from .hooks import hooks
+from .performance import PerformanceProfiler
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Alert = Callable[[str, dict[str, Any], dict[str, Any]], Any]
@@ -31,12 +32,16 @@ class LayerProfilerHelper:
         self.enabled = True
 
     def enable(self) -> None:
+        """From here on calls are timed."""
         self.enabled = True
 
     def disable(self) -> None:
+        """From here on nothing is timed."""
         self.enabled = False
 
     def profile(self, layer_name: str) -> Callable[[Function], Function]:
+        """A decorator: every call of the function is timed as this layer."""
+
         def decorate(function: Function) -> Function:
             @wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,6 +54,7 @@ class LayerProfilerHelper:
 
     @contextmanager
     def profile_context(self, layer_name: str) -> Iterator[None]:
+        """`with layer_profiler.profile_context("Dense_1"): ...`"""
         if not self.enabled:
             yield
             return
@@ -154,6 +160,7 @@ class LayerExecutionWrapper:
 
     @contextmanager
     def wrap_context(self, layer_name: str) -> Iterator[ExecutionContext]:
+        """Times, pushes and watches what is inside; `set_metrics` of what it gives adds numbers of yours."""
         execution = ExecutionContext()
         hooks.fire("before_layer", layer_name=layer_name, activations=None)
         began = time.perf_counter()

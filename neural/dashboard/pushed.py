@@ -21,12 +21,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from neural.dashboard.entries import number
 from neuraldbg.errors import RunDirectoryError
 from neuraldbg.records import Kind, Phase, SiteKind
 from neuraldbg.trace import TraceWriter, create_run
 from neuraldbg.trace.rundir import new_run_info
 from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE, SCALARS, SPANS, STATS
+
+from .entries import number
 
 log = logging.getLogger("neuraldbg")
 LARGEST_FACT: Final = 64_000  # characters of pushed profiles that are kept in the run
@@ -104,14 +105,17 @@ class PushedRun:
                 self.step += 1
 
     def about(self, type: str, **fields: Any) -> None:
-        """A fact about the run. What is too large to keep is named."""
+        """A fact about the run. What is too large to keep, the largest first, is named."""
         with self._lock:
             if self.open() is None or self._writer is None:
                 return
-            text = json.dumps(fields, default=str)
-            if len(text) > LARGEST_FACT:
-                fields = {"left_out": sorted(fields), "characters": len(text)}
-            self._writer.fact(type, step=self.step, **json.loads(json.dumps(fields, default=str)))
+            sizes = {name: len(json.dumps(value, default=str)) for name, value in fields.items()}
+            left_out: list[str] = []
+            while sizes and sum(sizes.values()) > LARGEST_FACT:
+                left_out.append(max(sizes, key=lambda name: sizes[name]))
+                del sizes[left_out[-1]]
+            kept = {name: fields[name] for name in sizes} | ({"left_out": left_out} if left_out else {})
+            self._writer.fact(type, step=self.step, **json.loads(json.dumps(kept, default=str)))
 
     def span(self, layer: str, start_ns: int, duration_ns: int, depth: int) -> None:
         """A timed call, where a run is open."""

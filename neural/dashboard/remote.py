@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from neural.dashboard.breakpoints import BreakpointManager
 from neuraldbg.control.conditions import parse_condition
 from neuraldbg.control.verbs import checked
 from neuraldbg.errors import NotPaused, UsageError
+
+from .breakpoints import BreakpointManager
 
 Arguments = Mapping[str, Any]
 

@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neural.profiling.bottleneck_analyzer import BottleneckAnalyzer
-    from neural.profiling.comparative_profiler import ComparativeProfiler
-    from neural.profiling.distributed_profiler import DistributedTrainingProfiler
-    from neural.profiling.gpu_profiler import GPUUtilizationProfiler
-    from neural.profiling.layer_profiler import LayerProfiler
-    from neural.profiling.memory_profiler import MemoryLeakDetector, MemoryProfiler
-    from neural.profiling.profiler_manager import ProfilerManager
+    from .bottleneck_analyzer import BottleneckAnalyzer
+    from .comparative_profiler import ComparativeProfiler
+    from .distributed_profiler import DistributedTrainingProfiler
+    from .gpu_profiler import GPUUtilizationProfiler
+    from .layer_profiler import LayerProfiler
+    from .memory_profiler import MemoryLeakDetector, MemoryProfiler
+    from .profiler_manager import ProfilerManager
 
 __all__ = [
     "BottleneckAnalyzer",

@@ -1,5 +1,5 @@
 """python -m neural.profiling show-report report.json"""
 
-from neural.profiling.cli import profiling
+from .cli import profiling
 
 profiling(prog_name="python -m neural.profiling")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 
-from neural.profiling.memory_profiler import BadMeasurement
 from neuraldbg.analysis.durations import Durations
+
+from .plain import BadMeasurement, mapping, number
 
 METRICS: Final = ("execution_time", "memory_usage", "io_operations", "gpu_utilization")
 COMPUTE: Final = 1.5  # times the threshold
 MEMORY_MB, IO, GPU_PERCENT = 500.0, 100.0, 50.0
-CRITICAL_PERCENT: Final = 50.0
+CRITICAL_PERCENT: Final = 50.0  # above the threshold
+SLIGHTLY: Final = 1.1  # times the others: one layer is always above the threshold
 UNEVEN: Final = 0.3  # std over mean
 ADVICE: Final = {
     "compute": ("optimization", "fuse or simplify its operations, lower its precision, or compile it"),
@@ -26,6 +27,8 @@ ADVICE: Final = {
 
 
 class BottleneckAnalyzer:
+    """Which layers hold a training back, and by what: `compute`, `memory`, `io` or `underutilization`."""
+
     def __init__(self, threshold_percentile: float = 90.0) -> None:
         if not 0 <= threshold_percentile <= 100:
             raise BadMeasurement(f"threshold_percentile lies between 0 and 100, not {threshold_percentile!r}")
@@ -33,27 +36,31 @@ class BottleneckAnalyzer:
         self.reset()
 
     def reset(self) -> None:
+        """Forgets every measurement."""
         self._layers: dict[str, dict[str, Durations]] = {}
         self._result: dict[str, Any] | None = None
 
     def record_layer_metrics(self, layer_name: str, metrics: Mapping[str, Any]) -> None:
         """Seconds, MB, operations, percent. Other names are left alone; what is None was not measured."""
-        given = {name: float(metrics[name]) for name in METRICS if metrics.get(name) is not None}
+        known = mapping(metrics, f"metrics of {layer_name!r}")
+        given = {
+            name: number(known[name], f"{name} of {layer_name!r}") for name in METRICS if known.get(name) is not None
+        }
+        measured = self._layers.setdefault(layer_name, {name: Durations() for name in METRICS})
         for name, value in given.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise BadMeasurement(f"{name} of {layer_name!r} is a number from 0 on, not {metrics[name]!r}")
-        known = self._layers.setdefault(layer_name, {name: Durations() for name in METRICS})
-        for name, value in given.items():
-            known[name].add(value)
+            measured[name].add(value)
         self._result = None
 
     def analyze(self) -> dict[str, Any]:
-        times = [each["execution_time"].mean for each in self._layers.values()]
+        """Bottlenecks, recommendations and a summary of what was recorded."""
+        layers = dict(self._layers)  # another thread may add one meanwhile
+        times = [each["execution_time"].mean for each in layers.values()]
         means = [mean for mean in times if mean is not None]
         threshold = float(np.percentile(means, self.threshold_percentile)) if means else 0.0
-        found = [one for name in self._layers if (one := self._judge(name, threshold)) is not None]
+        found = [one for name in layers if (one := self._judge(name, threshold)) is not None]
         found.sort(key=lambda one: -one["severity_score"])
-        advice = [each for one in found for each in self._advise(one)]
+        others = max((mean for mean in means if mean <= threshold), default=0.0)
+        advice = [each for one in found for each in self._advise(one, others)]
         self._result = {"bottlenecks": found, "recommendations": advice, "summary": self._summary(found)}
         return self._result
 
@@ -87,17 +94,17 @@ class BottleneckAnalyzer:
         more = {"mean_memory_usage": memory, "io_intensity": io, "gpu_utilization": gpu}
         return {**told, **{name: value for name, value in more.items() if value is not None}}
 
-    def _advise(self, one: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _advise(self, one: dict[str, Any], others: float) -> Iterator[dict[str, Any]]:
+        """`others`: the slowest of those that are not above the threshold."""
         mean, spread = one["mean_execution_time"], one["execution_time_std"]
         uneven = bool(mean) and spread is not None and spread / mean > UNEVEN
         for kind in [*one["bottleneck_type"], *(["variance"] if uneven else [])]:
             category, text = ADVICE[kind]
-            critical = one["overhead_percentage"] > CRITICAL_PERCENT
             yield {
                 "layer": one["layer"],
                 "type": kind,
                 "category": category,
-                "priority": "low" if kind == "variance" else "high" if critical else "medium",
+                "priority": _priority(kind, one, others),
                 "recommendation": f"{one['layer']}: {text}",
                 "details": _details(kind, one),
             }
@@ -119,10 +126,19 @@ class BottleneckAnalyzer:
         return told
 
     def get_bottlenecks(self) -> list[dict[str, Any]]:
+        """The worst first."""
         return list((self._result or self.analyze())["bottlenecks"])
 
     def get_recommendations(self) -> list[dict[str, Any]]:
+        """What to do about each of them."""
         return list((self._result or self.analyze())["recommendations"])
+
+
+def _priority(kind: str, one: Mapping[str, Any], others: float) -> str:
+    slight = kind == "compute" and (one["mean_execution_time"] or 0.0) < SLIGHTLY * others
+    if kind == "variance" or slight:
+        return "low"
+    return "high" if one["overhead_percentage"] > CRITICAL_PERCENT else "medium"
 
 
 def _details(kind: str, one: dict[str, Any]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import click
 
-from neural.profiling.utils import compare_profiling_sessions, format_profiling_report
+from neuraldbg.surfaces.terminal.figures import ending
+
+from .utils import WIDTH, compare_profiling_sessions, format_profiling_report
 
 
 def load(path: str) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def profiling() -> None:
 
 @profiling.command("show-report")
 @click.argument("report_file")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def show_report(report_file: str, form: str) -> None:
     """The whole report."""
     report = load(report_file)
@@ -41,15 +44,16 @@ def show_report(report_file: str, form: str) -> None:
 
 @profiling.command("bottlenecks")
 @click.argument("report_file")
-@click.option("--top-n", type=click.IntRange(min=1), default=10)
+@click.option("--top-n", type=click.IntRange(min=1), default=10, show_default=True)
 def bottlenecks(report_file: str, top_n: int) -> None:
     """The gravest layers."""
     found = (load(report_file).get("bottlenecks") or {}).get("bottlenecks") or []
     if not found:
         click.echo("No bottlenecks.")
     for one in found[:top_n]:
+        click.echo(ending(one["layer"], WIDTH))
         kinds = ", ".join(one["bottleneck_type"])
-        click.echo(f"{one['layer']:<40}{one['overhead_percentage']:>8.1f} % above the threshold  {kinds}")
+        click.echo(f"  {kinds}: {one['overhead_percentage']:.1f} % above the threshold")
 
 
 @profiling.command("memory-analysis")
@@ -65,9 +69,13 @@ def memory_analysis(report_file: str) -> None:
             click.echo(f"{name:<24}{summary[name]:>12.1f} MB")
     leaks = report.get("memory_leaks") or {}
     for leak in leaks.get("leaks") or ():
-        click.echo(f"leak of {leak['increase_mb']:.1f} MB around {', '.join(leak['layers_involved'])}")
-    if not leaks.get("has_leaks"):
+        around = ", ".join(leak["layers_involved"])
+        told = f"leak of {leak['increase_mb']:.1f} MB, {leak['growth_rate_mb_per_step']:.3f} MB a step, around {around}"
+        click.echo(textwrap.fill(told, WIDTH, subsequent_indent="  "))
+    if leaks and not leaks["has_leaks"]:
         click.echo("No leaks.")
+    if not leaks:
+        click.echo("Leaks were not looked for: enable_profiler('leak').")
 
 
 @profiling.command("compare")
@@ -78,9 +86,12 @@ def compare(first: str, second: str) -> None:
     told = compare_profiling_sessions(load(first), load(second))["improvements"]
     if not told:
         raise click.ClickException("the reports have nothing in common that could be compared")
+    click.echo(f"{'':<14}{'first':>14}{'second':>14}{'better by':>14}")
     for name, each in told.items():
-        numbers = "  ".join(f"{key} {value:.2f}" for key, value in each.items() if value is not None)
-        click.echo(f"{name}: {numbers}")
+        unit = "ms" if name == "total_time" else "MB"
+        before, after, better = each.values()
+        share = "-" if better is None else f"{better:.1f} %"
+        click.echo(f"{name:<14}{before:>11.2f} {unit}{after:>11.2f} {unit}{share:>14}")
 
 
 @profiling.command("gpu-stats")
@@ -92,17 +103,21 @@ def gpu_stats(report_file: str) -> None:
         click.echo("No GPU was measured.")
         return
     for name, value in told.items():
-        click.echo(f"{name:<36}{value}")
+        text = f"{value:.1f}" if isinstance(value, float) else ", ".join(value) if isinstance(value, list) else value
+        click.echo(f"{name:<36}{text}")
 
 
 @profiling.command("summary")
 @click.argument("report_file")
-@click.option("-o", "--output", type=click.Path(dir_okay=False))
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="A file to write it to.")
 def summary(report_file: str, output: str | None) -> None:
     """The report as text, on the terminal or in a file."""
     text = format_profiling_report(load(report_file))
     if output:
-        Path(output).write_text(text, encoding="utf-8")
+        try:
+            Path(output).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise click.ClickException(f"cannot write {output}: {error.strerror}") from None
         click.echo(output)
     else:
         click.echo(text, nl=False)

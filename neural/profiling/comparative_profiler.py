@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from neural.profiling.memory_profiler import BadMeasurement
+from .plain import BadMeasurement, mapping, number
 
 TIMES: Final = ("mean_time", "std_time", "total_time")
 
@@ -18,20 +17,20 @@ class ComparativeProfiler:
         self.reset()
 
     def reset(self) -> None:
+        """Forgets every backend."""
         self.backend_profiles: dict[str, dict[str, Any]] = {}
         self._results: dict[str, Any] = {}
 
     def add_backend_profile(self, backend_name: str, profile_data: Mapping[str, Any]) -> None:
+        """What `LayerProfiler.export_to_dict` gives, or anything with `layer_stats` or `summary.total_time`."""
         if not isinstance(profile_data, Mapping) or not {"layer_stats", "summary"} & set(profile_data):
             raise BadMeasurement("a profile has layer_stats or summary, as LayerProfiler.export_to_dict() gives them")
-        stats = profile_data.get("layer_stats") or {}
+        stats = mapping(profile_data.get("layer_stats") or {}, f"layer_stats of {backend_name!r}")
         for place, told in (*stats.items(), ("summary", profile_data.get("summary") or {})):
+            known = mapping(told, f"{place!r} on {backend_name}")
             for name in TIMES:
-                seconds = told.get(name)
-                if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
-                    raise BadMeasurement(
-                        f"{name} of {place!r} on {backend_name} is a number from 0 on, not {seconds!r}"
-                    )
+                if known.get(name) is not None:
+                    number(known[name], f"{name} of {place!r} on {backend_name}")
         self.backend_profiles[backend_name] = dict(profile_data)
 
     def run_backends(self, path: str, backends: Sequence[str], network: str | None = None) -> dict[str, Any]:
@@ -45,7 +44,8 @@ class ComparativeProfiler:
 
     def compare_backends(self, backends: Sequence[str] | None = None) -> dict[str, Any]:
         """With fewer than two profiles an `error`; a name nobody added is left out."""
-        chosen = [name for name in (backends or self.backend_profiles) if name in self.backend_profiles]
+        named = dict.fromkeys([backends] if isinstance(backends, str) else backends or self.backend_profiles)
+        chosen = [name for name in named if name in self.backend_profiles]
         if len(chosen) < 2:
             return {
                 "error": "two backends or more are needed: add_backend_profile(name, data) for each",
@@ -101,6 +101,7 @@ class ComparativeProfiler:
         return sorted(((name, total) for name, total in known if total is not None), key=lambda each: each[1])
 
     def export_comparison(self) -> dict[str, Any]:
+        """Profiles, comparison and ranking as plain data."""
         return {
             "backend_profiles": self.backend_profiles,
             "comparison_results": self._results,
@@ -109,14 +110,15 @@ class ComparativeProfiler:
 
 
 def _numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: stats.get(name) for name in ("mean_time", "std_time", "total_time", "call_count")}
+    times = {name: None if stats.get(name) is None else float(stats[name]) for name in TIMES}
+    return {**times, "call_count": stats.get("call_count")}
 
 
 def _total(profile: Mapping[str, Any]) -> float | None:
     total = (profile.get("summary") or {}).get("total_time")
     if total is None:
         times = [each.get("total_time") for each in (profile.get("layer_stats") or {}).values()]
-        total = sum(times) if times and all(time is not None for time in times) else None
+        total = sum(map(float, times)) if times and all(time is not None for time in times) else None
     return None if total is None else float(total)
 
 

@@ -88,14 +88,20 @@ def create_comparative_profiling_view(comparison: Mapping[str, Any]) -> Figure:
 
 def create_gpu_utilization_view(gpu_metrics: Rows) -> Figure:
     """Four panels: how busy, how full, how warm, how much power."""
-    panels = ("gpu_utilization_percent", "memory_allocated_mb", "temperature_celsius", "power_watts")
-    data = []
-    for number, name in enumerate(panels, start=1):
+    panels = {
+        "gpu_utilization_percent": "busy (%)",
+        "memory_allocated_mb": "memory (MB)",
+        "temperature_celsius": "temperature (°C)",
+        "power_watts": "power (W)",
+    }
+    data, axes = [], {}
+    for number, (name, title) in enumerate(panels.items()):
         points = [(each["timestamp"], each[name]) for each in gpu_metrics if each.get(name) is not None]
+        at = "" if not number else str(number + 1)  # Plotly calls its first axis x, the next one x2
+        axes[f"yaxis{at}"] = _axis(title)
         if points:
-            axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-            data.append({"type": "scatter", "name": name, **axes, **_points(points)})
-    return _figure("GPU", data, grid={"rows": 2, "columns": 2, "pattern": "independent"})
+            data.append({"type": "scatter", "name": name, "xaxis": f"x{at}", "yaxis": f"y{at}", **_points(points)})
+    return _figure("GPU", data, grid={"rows": 2, "columns": 2, "pattern": "independent"}, **axes)
 
 
 def create_memory_leak_view(summary: Mapping[str, Any]) -> Figure:

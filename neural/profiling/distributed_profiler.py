@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from neural.profiling.memory_profiler import BadMeasurement
+from .plain import mapping, number
 
 BALANCED: Final = 0.1
 LIMITS: Final = {  # above the first it is medium, above the second high
@@ -41,41 +41,76 @@ class DistributedTrainingProfiler:
         self.reset()
 
     def reset(self) -> None:
+        """Forgets every node and event."""
         self.node_profiles: dict[str, dict[str, Any]] = {}
         self.communication_events: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self.synchronization_events: deque[dict[str, Any]] = deque(maxlen=HISTORY)
 
+    @classmethod
+    def of_run(cls, run: str | os.PathLike[str]) -> DistributedTrainingProfiler:
+        """Filled with what the ranks of a recorded run measured; a node is a rank. Its time is its own work; what it
+        spent in collectives and waiting for others is synchronisation, and of that the collectives that the script made
+        by itself are communication, each the mean of a rank. Nothing where the run had one process."""
+        from neuraldbg.analysis.rank_steps import communication, rank_steps
+        from neuraldbg.trace import open_trace
+
+        filled = cls()
+        with open_trace(run) as trace:
+            times, sent = rank_steps(trace), communication(trace)
+        if times is None:
+            return filled
+        nodes = [f"rank_{rank}" for rank in times.ranks]
+        for node, own in zip(nodes, np.nansum(times.own_s, axis=1).tolist(), strict=True):
+            filled.add_node_profile(node, {"summary": {"total_time": own}, "steps": len(times.steps)})
+        waited_ms = float(np.nansum(times.sync_s)) * 1e3 / len(nodes)
+        barriers = sum(one["seconds"] for one in sent if one["operation"] in ("barrier", "monitored_barrier"))
+        waits = {"barrier_wait_ms": barriers * 1e3 / len(nodes)}
+        filled.record_synchronization(nodes, "collectives and gradients", waited_ms, **waits)
+        for one in sent:
+            share = {"data_size_mb": one["bytes"] / 1e6 / len(nodes), "duration_ms": one["seconds"] * 1e3 / len(nodes)}
+            filled.record_communication("all", "all", operation_type=one["operation"], **share)
+        return filled
+
     def add_node_profile(self, node_id: Any, profile_data: Mapping[str, Any]) -> None:
-        if not isinstance(profile_data, Mapping):
-            raise BadMeasurement(f"the profile of {node_id!r} is a dict, not {type(profile_data).__name__}")
-        _checked(node_id, profile_data)
+        """Its seconds are `summary.total_time`, `total_time`, or what its `layer_stats` add up to."""
+        _time_of(mapping(profile_data, f"the profile of {node_id!r}"), node_id)
         self.node_profiles[str(node_id)] = dict(profile_data)
 
     def record_node_metrics(self, node_id: Any, metrics: Mapping[str, Any]) -> None:
-        _checked(node_id, metrics)
+        """Numbers of a node, under names of your own."""
+        _time_of(mapping(metrics, f"metrics of {node_id!r}"), node_id)
         self.node_profiles.setdefault(str(node_id), {}).update(metrics)
 
     def record_communication(self, *args: Any, **given: Any) -> None:
+        """One transfer; the shorter names `source, dest, size, duration, type` are taken too."""
         names = ("source_node", "dest_node", "data_size_mb", "duration_ms", "operation_type")
         told = _arguments("record_communication", names, args, given, {"operation_type": "transfer"})
-        size, duration = (_number(told[name], name) for name in ("data_size_mb", "duration_ms"))
+        size, duration = (number(told[name], name) for name in ("data_size_mb", "duration_ms"))
         rate = size * 8 / (duration / 1e3) if duration > 0 else None  # megabits a second
         told |= {"data_size_mb": size, "duration_ms": duration, "bandwidth_mbps": rate}
         told |= {name: str(told[name]) for name in ("source_node", "dest_node")}
         self.communication_events.append(told)
 
     def record_synchronization(self, *args: Any, **given: Any) -> None:
+        """One barrier or collective, and how long nodes waited for it."""
         names = ("node_ids", "sync_type", "duration_ms", "barrier_wait_ms")
         given = {("sync_type" if name in ("type", "operation_type") else name): value for name, value in given.items()}
         told = _arguments("record_synchronization", names, args, given, {"barrier_wait_ms": None})
         waited = told["barrier_wait_ms"]
-        told["duration_ms"] = _number(told["duration_ms"], "duration_ms")
-        told["barrier_wait_ms"] = None if waited is None else _number(waited, "barrier_wait_ms")
-        told["node_ids"] = [str(node) for node in told["node_ids"]]
+        told["duration_ms"] = number(told["duration_ms"], "duration_ms")
+        told["barrier_wait_ms"] = None if waited is None else number(waited, "barrier_wait_ms")
+        nodes = told["node_ids"]
+        alone = isinstance(nodes, str) or not isinstance(nodes, Iterable)
+        told["node_ids"] = [str(node) for node in ([nodes] if alone else nodes)]
         self.synchronization_events.append(told)
 
+    def _times(self) -> dict[str, float]:
+        known = {node: _time_of(data, node) for node, data in self.node_profiles.items()}
+        return {node: seconds for node, seconds in known.items() if seconds is not None}
+
     def analyze_load_balance(self) -> dict[str, Any]:
-        times = {node: time for node, data in self.node_profiles.items() if (time := _time_of(data)) is not None}
+        """Who is slow, and by how much."""
+        times = self._times()
         if len(times) < 2:
             return {"error": "times of two nodes or more are needed: add_node_profile(node_id, data) for each"}
         values = np.array(list(times.values()))
@@ -94,6 +129,7 @@ class DistributedTrainingProfiler:
         }
 
     def analyze_communication_overhead(self) -> dict[str, Any]:
+        """Time, data and rate of the transfers, by kind."""
         events = list(self.communication_events)
         rates = [each["bandwidth_mbps"] for each in events if each["bandwidth_mbps"] is not None]
         by_type: dict[str, dict[str, Any]] = {}
@@ -113,6 +149,7 @@ class DistributedTrainingProfiler:
         }
 
     def analyze_synchronization_overhead(self) -> dict[str, Any]:
+        """Time and waiting of synchronisations, by kind."""
         events = list(self.synchronization_events)
         by_type: dict[str, dict[str, Any]] = {}
         for each in events:
@@ -127,9 +164,10 @@ class DistributedTrainingProfiler:
         }
 
     def get_bottleneck_analysis(self) -> dict[str, Any]:
+        """What holds the nodes back, with what to do."""
         balance = self.analyze_load_balance()
         talking, waiting = self.analyze_communication_overhead(), self.analyze_synchronization_overhead()
-        whole_ms = balance.get("max_time", 0.0) * 1e3
+        whole_ms = max(self._times().values(), default=0.0) * 1e3
         measured = {
             "load_imbalance": balance.get("imbalance_factor"),
             "communication_overhead": _percent(talking["total_communication_time_ms"], whole_ms),
@@ -144,6 +182,7 @@ class DistributedTrainingProfiler:
         }
 
     def get_summary(self) -> dict[str, Any]:
+        """All of it."""
         analysis = self.get_bottleneck_analysis()
         return {
             "total_nodes": len(self.node_profiles),
@@ -175,27 +214,16 @@ def _arguments(
     return {**defaults, **told}
 
 
-def _number(value: Any, name: str) -> float:
-    number = float(value)
-    if not (math.isfinite(number) and number >= 0):
-        raise BadMeasurement(f"{name} is a number from 0 on, not {value!r}")
-    return number
-
-
-def _time_of(profile: Mapping[str, Any]) -> float | None:
+def _time_of(profile: Mapping[str, Any], node: Any) -> float | None:
     """Seconds a node was busy, wherever its profile says so."""
-    for place in (profile.get("summary") or {}, profile):
+    what = f"the time of {str(node)!r}"
+    for place in (mapping(profile.get("summary") or {}, f"the summary of {node!r}"), profile):
         for name in ("total_time", "execution_time"):
-            if isinstance(place.get(name), int | float):
-                return float(place[name])
-    times = [each.get("total_time") for each in (profile.get("layer_stats") or {}).values()]
-    return float(sum(times)) if times and all(time is not None for time in times) else None
-
-
-def _checked(node_id: Any, profile: Mapping[str, Any]) -> None:
-    seconds = _time_of(profile)
-    if seconds is not None:
-        _number(seconds, f"the time of {str(node_id)!r}")
+            if place.get(name) is not None:
+                return number(place[name], what)
+    layers = mapping(profile.get("layer_stats") or {}, f"layer_stats of {node!r}").values()
+    times = [mapping(each, f"a layer of {node!r}").get("total_time") for each in layers]
+    return sum(number(time, what) for time in times) if times and all(time is not None for time in times) else None
 
 
 def _percent(part_ms: float, whole_ms: float) -> float | None:

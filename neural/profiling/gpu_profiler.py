@@ -40,6 +40,7 @@ class GPUUtilizationProfiler:
         self.reset()
 
     def reset(self) -> None:
+        """Forgets every measurement."""
         self.measurements: deque[dict[str, Any]] = deque(maxlen=self._max_history)
         self.memory_snapshots: deque[dict[str, Any]] = deque(maxlen=self._max_history)
 
@@ -72,8 +73,8 @@ class GPUUtilizationProfiler:
                 nvml.close()
 
     def record_gpu_metrics(self, layer_name: str, device_id: int = 0) -> dict[str, Any] | None:
-        """None without CUDA."""
-        used = device_memory(device_id) if device_id < len(device_names()) else None
+        """None without CUDA, or where there is no such device."""
+        used = _used(device_id)
         if used is None:
             return None
         self._read_along()
@@ -87,16 +88,22 @@ class GPUUtilizationProfiler:
             "gpu_utilization_percent": None,
             "memory_utilization_percent": None,
         }
-        latest = self._latest
-        for name, read in _NAMES.items():
-            value = latest.get(f"gpu{device_id}.{read}")
-            if value is not None:
-                told[name] = value
+        told |= self._newest(device_id)
         self.measurements.append(told)
         return dict(told)
 
+    def _newest(self, device_id: int) -> dict[str, float]:
+        """What the driver told last. It numbers all devices of the machine, torch those it may use, in their order."""
+        latest = self._latest
+        devices = list(dict.fromkeys(name.partition(".")[0] for name in latest))
+        if device_id >= len(devices):
+            return {}
+        read = {name: latest.get(f"{devices[device_id]}.{key}") for name, key in _NAMES.items()}
+        return {name: value for name, value in read.items() if value is not None}
+
     def record_memory_snapshot(self, label: str = "", device_id: int = 0) -> dict[str, Any] | None:
-        used = device_memory(device_id) if device_id < len(device_names()) else None
+        """Memory of a device now; None without CUDA."""
+        used = _used(device_id)
         if used is None:
             return None
         told = {"label": label, "device_id": device_id, "timestamp": time.time()}
@@ -105,7 +112,8 @@ class GPUUtilizationProfiler:
         return dict(told)
 
     def get_layer_gpu_stats(self, layer_name: str) -> dict[str, Any]:
-        mine = [each for each in self.measurements if each["layer"] == layer_name]
+        """Means and peaks of one layer."""
+        mine = [each for each in list(self.measurements) if each["layer"] == layer_name]
         if not mine:
             return {}
         told: dict[str, Any] = {"layer": layer_name, "call_count": len(mine)}
@@ -116,6 +124,7 @@ class GPUUtilizationProfiler:
         return told
 
     def get_utilization_summary(self) -> dict[str, Any]:
+        """Of all measurements; what no device told is absent."""
         names = device_names()
         mine = list(self.measurements)
         told: dict[str, Any] = {
@@ -138,6 +147,7 @@ class GPUUtilizationProfiler:
         return told
 
     def detect_memory_inefficiency(self) -> dict[str, Any]:
+        """Memory that swings, lies idle or is nearly full."""
         mine = list(self.measurements)
         issues: list[dict[str, Any]] = []
         if len(mine) > 1:
@@ -157,6 +167,7 @@ class GPUUtilizationProfiler:
         return {"has_issues": True, "issue_count": len(issues), "issues": issues} if issues else {"has_issues": False}
 
     def get_recommendations(self) -> list[dict[str, Any]]:
+        """What to do about it."""
         told = self.get_utilization_summary()
         found = []
         busy = told.get("mean_gpu_utilization_percent")
@@ -166,11 +177,15 @@ class GPUUtilizationProfiler:
         warm = told.get("max_temperature_celsius")
         if warm is not None and warm > HOT_CELSIUS:
             found.append(_advice("temperature", "medium", f"{warm:.0f} C: look at the cooling, clocks may be lowered"))
-        if any(each.get("throttled_power") for each in self.measurements):
+        if any(each.get("throttled_power") for each in list(self.measurements)):
             found.append(_advice("power", "medium", "clocks were lowered for power: raise the limit, or expect less"))
         for issue in self.detect_memory_inefficiency().get("issues", ()):
             found.append(_advice("memory", "medium", issue["description"]))
         return found
+
+
+def _used(device_id: int) -> dict[str, int] | None:
+    return device_memory(device_id) if 0 <= device_id < len(device_names()) else None
 
 
 def _known(rows: list[dict[str, Any]], name: str) -> list[float]:

@@ -9,16 +9,13 @@ from typing import Any, Final
 
 from neuraldbg.analysis.durations import Durations
 from neuraldbg.capture.resources import device_memory, rss_bytes
-from neuraldbg.errors import UsageError
+
+from .plain import BadMeasurement, number
 
 MB: Final = 2**20
 HISTORY: Final = 10_000
 STEADY: Final = 0.7  # share of the steps of a window that must not fall
 FALL: Final = 0.25  # of a window's rise that one step may give back
-
-
-class BadMeasurement(UsageError, ValueError):
-    """A number that cannot be one."""
 
 
 class MemoryProfiler:
@@ -32,6 +29,7 @@ class MemoryProfiler:
         self.reset()
 
     def reset(self) -> None:
+        """Forgets every snapshot."""
         self.snapshots: deque[dict[str, Any]] = deque(maxlen=self._max_history)
         self._stats: dict[str, tuple[Durations, Durations]] = {}  # of each layer: host, device
         self._baseline: float | None = None
@@ -78,7 +76,7 @@ class MemoryProfiler:
         """From each snapshot to the next."""
         found = []
         before: float | None = None
-        for taken in self.snapshots:
+        for taken in list(self.snapshots):  # another thread may add one meanwhile
             now = taken["cpu_memory_mb"]
             if before is not None and now is not None:
                 grown = {"layer": taken["layer"], "timestamp": taken["timestamp"]}
@@ -104,6 +102,7 @@ class MemoryProfiler:
         return {**told, **on_device}
 
     def get_summary(self) -> dict[str, Any]:
+        """Baseline, peak and growth; of the GPU where there is one."""
         last = self.snapshots[-1]["cpu_memory_mb"] if self.snapshots else None
         grown = None if last is None or self._baseline is None else last - self._baseline
         told = {
@@ -115,8 +114,13 @@ class MemoryProfiler:
         return told if self._gpu_peak is None else {**told, "peak_gpu_memory_mb": self._gpu_peak}
 
     def export_to_dict(self) -> dict[str, Any]:
-        layers = {name: self.get_layer_memory_stats(name) for name in self._stats}
-        return {"snapshots": [dict(each) for each in self.snapshots], "layers": layers, "summary": self.get_summary()}
+        """Everything as plain data."""
+        layers = {name: self.get_layer_memory_stats(name) for name in list(self._stats)}
+        return {
+            "snapshots": [dict(each) for each in list(self.snapshots)],
+            "layers": layers,
+            "summary": self.get_summary(),
+        }
 
 
 class MemoryLeakDetector:
@@ -131,6 +135,7 @@ class MemoryLeakDetector:
         self.reset()
 
     def reset(self) -> None:
+        """Forgets every measurement."""
         self._window: list[tuple[str, float, float]] = []  # layer, MB, when; since the last window ended
         self._anchor: tuple[float, int] | None = None  # level that growth is counted from, and at which measurement
         self._layers: dict[str, None] = {}  # since the anchor, in order
@@ -138,13 +143,13 @@ class MemoryLeakDetector:
         self._leaks: list[dict[str, Any]] = []
 
     def add_measurement(self, layer_name: str, memory_mb: float, timestamp: float | None = None) -> None:
-        if not (memory_mb >= 0 and memory_mb < float("inf")):
-            raise BadMeasurement(f"memory in MB is a number from 0 on, not {memory_mb!r}")
+        """MB in use, after this layer."""
+        memory_mb = number(memory_mb, "memory in MB")
         self._count += 1
         when = time.time() if timestamp is None else timestamp
         if self._anchor is None:
             self._anchor = (memory_mb, self._count)
-        self._window.append((layer_name, float(memory_mb), when))
+        self._window.append((layer_name, memory_mb, when))
         self._layers[layer_name] = None
         if len(self._window) > self.window_size:  # its first one was the last of the window before
             self._close_window()
@@ -181,6 +186,7 @@ class MemoryLeakDetector:
         self._layers = {self._window[-1][0]: None}
 
     def has_leaks(self) -> bool:
+        """Whether memory grew by the threshold within a window and was not given back."""
         return bool(self._leaks)
 
     def get_leaks(self) -> list[dict[str, Any]]:
@@ -198,6 +204,7 @@ class MemoryLeakDetector:
         return found
 
     def get_summary(self) -> dict[str, Any]:
+        """Whether, how many and how much; the leaks themselves where there are some."""
         leaks = self.get_leaks()
         if not leaks:
             return {"has_leaks": False, "leak_count": 0}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from neural.profiling.bottleneck_analyzer import BottleneckAnalyzer
-from neural.profiling.comparative_profiler import ComparativeProfiler
-from neural.profiling.distributed_profiler import DistributedTrainingProfiler
-from neural.profiling.gpu_profiler import GPUUtilizationProfiler
-from neural.profiling.layer_profiler import LayerProfiler
-from neural.profiling.memory_profiler import BadMeasurement, MemoryLeakDetector, MemoryProfiler, host_mb
 from neuraldbg.errors import nearest
+
+from .bottleneck_analyzer import BottleneckAnalyzer
+from .comparative_profiler import ComparativeProfiler
+from .distributed_profiler import DistributedTrainingProfiler
+from .gpu_profiler import GPUUtilizationProfiler
+from .layer_profiler import LayerProfiler
+from .memory_profiler import MemoryLeakDetector, MemoryProfiler, host_mb
+from .plain import BadMeasurement, mapping, number_or_none, plain_json
 
 Report = dict[str, Any]
 KINDS: Final = {  # name -> attribute
@@ -46,6 +49,7 @@ class ProfilerManager:
         self.snapshot_interval = snapshot_interval
         self._started: float | None = None
         self._ended: float | None = None
+        self._lock = threading.Lock()  # around what looks at more than the clock
         for name in KINDS if enable_all else ():
             self.enable_profiler(name)
 
@@ -72,44 +76,54 @@ class ProfilerManager:
         return kinds[name]()
 
     def start_profiling(self) -> None:
+        """Begins a session; layers may also be profiled without."""
         self._started, self._ended = time.time(), None
         if self.memory_profiler is not None:
             self.memory_profiler.start_profiling()
 
     def end_profiling(self) -> None:
+        """Ends it; what was measured stays."""
         self._ended = time.time()
         if self.gpu_profiler is not None:
             self.gpu_profiler.close()
 
     @contextmanager
     def profile_layer(self, layer_name: str, metadata: Report | None = None) -> Iterator[ProfilerManager]:
-        """Times what is inside. What it raises passes on, and its time is kept."""
+        """Times what is inside. What it raises passes on, and its time is kept, with that of layers begun in it."""
+        if metadata is not None:
+            mapping(metadata, "metadata")
         if self._started is None:
             self.start_profiling()
         timer = LayerProfiler() if self.layer_profiler is None else self.layer_profiler
         before_mb = host_mb() if self.memory_profiler is not None and self.memory_profiler.due else None
-        timer.start_layer(layer_name)
-        seconds = 0.0
+        entered, failed = timer.enter(layer_name), False
         try:
             yield self
+        except BaseException:
+            failed = True
+            raise
         finally:
-            seconds = timer.end_layer(layer_name, metadata)
-            self._look_around(layer_name, seconds, metadata, before_mb)
+            seconds = timer.leave(entered, metadata, failed=failed)
+            if seconds is not None:
+                with self._lock:
+                    self._look_around(layer_name, seconds, metadata, before_mb)
 
     def _look_around(self, layer: str, seconds: float, metadata: Report | None, before_mb: float | None) -> None:
         """`before_mb`: what the process used when the layer began, of which nothing is the layer's."""
         metrics: Report = {"execution_time": seconds}
         if self.memory_profiler is not None:
-            taken = self.memory_profiler.take_snapshot(layer, metadata)
-            if taken is not None and taken["cpu_memory_mb"] is not None and self.memory_leak_detector is not None:
-                self.memory_leak_detector.add_measurement(layer, taken["cpu_memory_mb"], taken["timestamp"])
-            if taken is not None and taken["cpu_memory_mb"] is not None and before_mb is not None:
-                metrics["memory_usage"] = max(taken["cpu_memory_mb"] - before_mb, 0.0)
+            used = (self.memory_profiler.take_snapshot(layer, metadata) or {}).get("cpu_memory_mb")
+        else:
+            used = None if self.memory_leak_detector is None else host_mb()
+        if used is not None and self.memory_leak_detector is not None:
+            self.memory_leak_detector.add_measurement(layer, used)
+        if used is not None and before_mb is not None:
+            metrics["memory_usage"] = max(used - before_mb, 0.0)
         if self.gpu_profiler is not None:
             read = self.gpu_profiler.record_gpu_metrics(layer)
             if read is not None:
                 metrics["gpu_utilization"] = read["gpu_utilization_percent"]
-        if metadata is not None and isinstance(metadata.get("io_operations"), int | float):
+        if metadata is not None and number_or_none(metadata.get("io_operations")) is not None:
             metrics["io_operations"] = metadata["io_operations"]
         if self.bottleneck_analyzer is not None:
             self.bottleneck_analyzer.record_layer_metrics(layer, metrics)
@@ -117,24 +131,27 @@ class ProfilerManager:
     # -- what they found ---------------------------------------------------------------------------------------------
 
     def analyze_bottlenecks(self) -> Report:
+        """What `BottleneckAnalyzer.analyze` says of the layers so far."""
         if self.bottleneck_analyzer is None:
             return {"error": "the bottleneck analyzer is not enabled: enable_profiler('bottleneck')"}
         return self.bottleneck_analyzer.analyze()
 
     def compare_backends(self, backend_name: str) -> None:
-        """What the layers took so far is the profile of this backend; `get_comparison_results` compares."""
+        """What the layers took since the last call of this is the profile of the backend; `get_comparison_results`
+        compares."""
         self.enable_profiler("comparative")
         assert self.comparative_profiler is not None
-        data = {"layer_stats": {}} if self.layer_profiler is None else self.layer_profiler.export_to_dict()
+        data: Report = {"layer_stats": {}} if self.layer_profiler is None else self.layer_profiler.export_newest()
         self.comparative_profiler.add_backend_profile(backend_name, data)
 
     def get_comparison_results(self, backends: Sequence[str] | None = None) -> Report:
+        """What `compare_backends` has recorded, compared."""
         if self.comparative_profiler is None:
             return {"error": "nothing to compare: call compare_backends(name) after each", "available_backends": []}
         return self.comparative_profiler.compare_backends(backends)
 
     def get_comprehensive_report(self) -> Report:
-        """What every enabled profiler has; plain JSON."""
+        """What every enabled profiler has, as JSON can say it: a NaN in metadata is "nan"."""
         ended = self._ended if self._ended is not None or self._started is None else time.time()
         lasted = None if self._started is None or ended is None else ended - self._started
         told: Report = {
@@ -155,12 +172,12 @@ class ProfilerManager:
             told["distributed_training"] = self.distributed_profiler.get_summary()
         if self.comparative_profiler is not None and self.comparative_profiler.backend_profiles:
             told["backend_comparison"] = self.comparative_profiler.compare_backends()
-        return told
+        plain: Report = plain_json(told)
+        return plain
 
     def export_report(self, filepath: str | Path) -> None:
         """The comprehensive report as JSON; the folder must be there."""
-        text = json.dumps(self.get_comprehensive_report(), indent=2, allow_nan=False, default=_plain)
-        Path(filepath).write_text(text + "\n", encoding="utf-8")
+        write_json(self.get_comprehensive_report(), filepath)
 
     def get_dashboard_data(self) -> Report:
         """For `neural.dashboard.dashboard.update_profiling_data`."""
@@ -168,12 +185,12 @@ class ProfilerManager:
         layer, memory, gpu = self.layer_profiler, self.memory_profiler, self.gpu_profiler
         told["execution_history"] = [] if layer is None else layer.get_execution_timeline()
         told["layer_stats"] = {} if layer is None else layer.get_all_stats()
-        told["memory_snapshots"] = [] if memory is None else [dict(each) for each in memory.snapshots]
+        told["memory_snapshots"] = [] if memory is None else [dict(each) for each in list(memory.snapshots)]
         told["memory_growth"] = [] if memory is None else memory.get_memory_growth()
         judged = {} if self.bottleneck_analyzer is None else self.bottleneck_analyzer.analyze()
         told["bottlenecks"] = judged.get("bottlenecks", [])
         told["recommendations"] = judged.get("recommendations", [])
-        told["gpu_metrics"] = [] if gpu is None else [dict(each) for each in gpu.measurements]
+        told["gpu_metrics"] = [] if gpu is None else [dict(each) for each in list(gpu.measurements)]
         told["gpu_summary"] = {} if gpu is None else gpu.get_utilization_summary()
         if self.memory_leak_detector is not None:
             told["memory_leak_summary"] = self.memory_leak_detector.get_summary()
@@ -195,7 +212,7 @@ class ProfilerManager:
         self._started = self._ended = None
 
 
-def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch as Python's own."""
-    item = getattr(value, "item", None)
-    return item() if callable(item) else str(value)
+def write_json(told: Any, filepath: str | Path) -> None:
+    """Whole, or not at all: the text is made before the file is opened."""
+    text = json.dumps(plain_json(told), indent=2, allow_nan=False)
+    Path(filepath).write_text(text + "\n", encoding="utf-8")

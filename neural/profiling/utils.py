@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-import json
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from neural.profiling.profiler_manager import ProfilerManager
+from neuraldbg.surfaces.terminal.figures import ending
 
+from .profiler_manager import ProfilerManager, write_json
+
+WIDTH: Final = 80
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -44,48 +47,80 @@ def timed_execution(label: str = "block") -> Iterator[dict[str, Any]]:
 
 
 def format_profiling_report(report: Mapping[str, Any]) -> str:
-    """A comprehensive report as text."""
+    """A comprehensive report as text of at most 80 columns. What it has not is not told."""
     lines = ["Profiling report"]
-    session = report.get("profiling_session") or {}
-    if session.get("duration_seconds") is not None:
-        lines.append(f"  {session['duration_seconds']:.2f} s")
-    summary = (report.get("layer_profiling") or {}).get("summary")
-    if summary:
-        lines += [
-            "",
-            f"Layers: {summary['total_layers']}, {summary['total_calls']} calls, {summary['total_time']:.3f} s",
-        ]
-        lines += [f"  {name:<40}{seconds * 1e3:>10.3f} ms" for name, seconds in summary["slowest_layers"]]
-    memory = (report.get("memory_profiling") or {}).get("summary")
-    if memory and memory["peak_memory_mb"] is not None:
-        grown = memory["memory_growth"]
-        lines += [
-            "",
-            f"Memory: peak {memory['peak_memory_mb']:.1f} MB" + (f", grew by {grown:.1f} MB" if grown else ""),
-        ]
-    leaks = report.get("memory_leaks")
-    if leaks:
-        told = (
-            f"{leaks['total_memory_leaked_mb']:.1f} MB in {leaks['leak_count']} leaks" if leaks["has_leaks"] else "none"
-        )
-        lines.append(f"Leaks: {told}")
-    lines += _advice(report)
+    seconds = _part(report, "profiling_session").get("duration_seconds")
+    if seconds is not None:
+        lines.append(f"  {seconds:.2f} s")
+    for part in (_layers, _memory, _nodes_and_backends, _advice):
+        lines += part(report)
     return "\n".join(lines) + "\n"
 
 
-def _advice(report: Mapping[str, Any]) -> list[str]:
-    judged = report.get("bottlenecks") or {}
-    advice = [*(judged.get("recommendations") or ()), *(report.get("gpu_recommendations") or ())]
-    if not advice:
-        return []
-    return ["", "Recommendations:", *(f"  [{each['priority']}] {each['recommendation']}" for each in advice)]
+def _part(report: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    for name in names:
+        found = report.get(name)
+        report = found if isinstance(found, Mapping) else {}
+    return report
+
+
+def _layers(report: Mapping[str, Any]) -> Iterator[str]:
+    told = _part(report, "layer_profiling", "summary")
+    if not told:
+        return
+    yield from ("", f"Layers: {told['total_layers']}, {told['total_calls']} calls, {told['total_time']:.3f} s")
+    if told["slowest_layers"]:
+        yield f"  {'slowest':<58}{'mean of a call':>17}"
+    for name, seconds in told["slowest_layers"]:
+        yield f"  {ending(str(name), 56):<58}{seconds * 1e3:>14.3f} ms"
+
+
+def _memory(report: Mapping[str, Any]) -> Iterator[str]:
+    told, leaks = _part(report, "memory_profiling", "summary"), _part(report, "memory_leaks")
+    if told or leaks:
+        yield ""
+    if told.get("peak_memory_mb") is not None:
+        grown = told.get("memory_growth")
+        yield f"Memory: peak {told['peak_memory_mb']:.1f} MB" + (f", grew by {grown:.1f} MB" if grown else "")
+    if told.get("peak_gpu_memory_mb") is not None:
+        yield f"GPU memory: peak {told['peak_gpu_memory_mb']:.1f} MB"
+    if leaks:
+        found = f"{leaks['total_memory_leaked_mb']:.1f} MB in {leaks['leak_count']}" if leaks["has_leaks"] else "none"
+        yield f"Leaks: {found}"
+
+
+def _nodes_and_backends(report: Mapping[str, Any]) -> Iterator[str]:
+    said = [
+        f"{one['severity']} {one['type']}: {one['details']}; {one['recommendation']}"
+        for one in _part(report, "distributed_training", "bottleneck_analysis").get("bottlenecks") or ()
+    ]
+    backends = _part(report, "backend_comparison", "summary").get("recommendation")
+    if said or backends:
+        yield ""
+    yield from (line for each in said for line in _wrapped(f"Nodes: {each}"))
+    if backends:
+        yield from _wrapped(f"Backends: {backends}")
+
+
+def _advice(report: Mapping[str, Any]) -> Iterator[str]:
+    advice = [
+        *(_part(report, "bottlenecks").get("recommendations") or ()),
+        *(report.get("gpu_recommendations") or ()),
+    ]
+    if advice:
+        yield from ("", "Recommendations:")
+    for each in advice:
+        details = f" ({each['details']})" if each.get("details") else ""
+        yield from _wrapped(f"  [{each['priority']}] {each['recommendation']}{details}")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="    ")
 
 
 def export_profiling_data_to_json(data: Mapping[str, Any], filepath: str | Path) -> None:
-    from neural.profiling.profiler_manager import _plain
-
-    text = json.dumps(data, indent=2, allow_nan=False, default=_plain)
-    Path(filepath).write_text(text + "\n", encoding="utf-8")
+    """As strict JSON."""
+    write_json(data, filepath)
 
 
 def compare_profiling_sessions(session1: Mapping[str, Any], session2: Mapping[str, Any]) -> dict[str, Any]:

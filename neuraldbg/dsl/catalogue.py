@@ -66,13 +66,13 @@ _LAYERS: Final[dict[str, str]] = {
     "vocab_size embed_dim embedding_dim",
     "PositionalEncoding": "max_len d_model | max_length dropout encoding_type trainable sequence_length",
     "MultiHeadAttention": "num_heads key_dim | value_dim dropout use_bias mode use_causal_mask causal d_model "
-    "embed_dim output_shape attention_axes head_dim",
-    "Attention": "| use_scale dropout mode units causal use_causal_mask score_mode",
+    "embed_dim output_shape attention_axes head_dim inputs",
+    "Attention": "| use_scale dropout mode units causal use_causal_mask score_mode inputs",
     "Transformer": "num_heads ff_dim | num_layers dropout activation d_model num_encoder_layers num_decoder_layers",
     "TransformerEncoder": "num_heads ff_dim dropout | num_layers activation use_attention_mask mask d_model causal "
     "rate key_dim embed_dim norm_first",
     "TransformerDecoder": "num_heads ff_dim dropout | num_layers activation use_attention_mask mask d_model causal "
-    "use_causal_mask rate key_dim embed_dim norm_first cross_attention",
+    "use_causal_mask rate key_dim embed_dim norm_first cross_attention inputs",
     **dict.fromkeys(("Add", "Subtract", "Multiply", "Average", "Maximum"), "| inputs layers operands"),
     "Concatenate": "| axis inputs layers operands",
     "Dot": "| axes normalize inputs layers operands",

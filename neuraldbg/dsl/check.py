@@ -11,6 +11,7 @@ from neuraldbg.dsl.lower import Lowering, Stop
 from neuraldbg.dsl.model import Called, Network
 from neuraldbg.dsl.problems import Problem, Severity, Source, mistakes
 from neuraldbg.dsl.program import Program
+from neuraldbg.dsl.rules.alone import wrong_arguments
 from neuraldbg.dsl.settings import check_settings
 from neuraldbg.errors import DslError, ShapeMismatch
 
@@ -23,12 +24,24 @@ def examine(network: Network) -> tuple[Graph | None, list[Problem]]:
         low.walk(network.layers)
         low.join(network.line, 1)
     except Stop:
-        return None, [*low.problems, *check_settings(network)]
+        return None, [*low.problems, *_behind(network, low.problems[-1].layer), *check_settings(network)]
     graph = low.graph()
-    problems = [*graph.problems, *check_settings(network), *_chosen(network)]
+    last = graph.steps[_last_that_computes(graph)].activation if graph.steps else None
+    problems = [*graph.problems, *check_settings(network, loss_of(network, last).name), *_chosen(network)]
     graph = _without_last_softmax(graph, problems)
     graph = replace(graph, penalties=_penalties(graph.steps))
     return graph, problems
+
+
+def _behind(network: Network, broken: str | None) -> list[Problem]:
+    """Of the layers behind the one that breaks nothing has a shape; what is wrong in itself is told all the same."""
+    found, reached = [], False
+    for layer in network.each_layer():
+        for said in wrong_arguments(layer) if reached else ():
+            text = f"{layer.name}: {said}"
+            found.append(Problem(Severity.ERROR, layer.line, layer.column, text, "value", layer.name))
+        reached = reached or layer.name == broken
+    return found
 
 
 def check(program: Program, *, only: str | None = None) -> tuple[list[Graph], list[Problem]]:
@@ -42,7 +55,7 @@ def check(program: Program, *, only: str | None = None) -> tuple[list[Graph], li
         if graph is not None:
             graphs.append(graph)
     refuse(problems, program.source)
-    return graphs, sorted(set(problems), key=lambda each: (each.line, each.column))
+    return graphs, sorted(dict.fromkeys(problems), key=lambda each: (each.line, each.column))
 
 
 def refuse(problems: Iterable[Problem], source: Source) -> None:
@@ -68,7 +81,7 @@ def _chosen(network: Network) -> list[Problem]:
 
 def _without_last_softmax(graph: Graph, problems: list[Problem]) -> Graph:
     """A softmax before a cross-entropy goes: the loss computes its own. A sigmoid is computed inside the loss."""
-    if not graph.steps or graph.network.loss is None:
+    if not graph.steps:
         return graph
     place = _last_that_computes(graph)
     last = graph.steps[place]
@@ -77,8 +90,9 @@ def _without_last_softmax(graph: Graph, problems: list[Problem]) -> Graph:
         return graph
     steps = (*graph.steps[:place], replace(last, activation=None), *graph.steps[place + 1 :])
     if loss.cross_entropy and last.activation in ("softmax", "log_softmax"):
+        name = graph.network.loss.name if graph.network.loss is not None and not loss.assumed else loss.name
         why = (
-            f"{last.layer.name}: {last.activation} before {graph.network.loss.name} is left out: "
+            f"{last.layer.name}: {last.activation} before {name} is left out: "
             "the loss applies its own, and twice flattens the gradient"
         )
         problems.append(

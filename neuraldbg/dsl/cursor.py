@@ -47,6 +47,9 @@ class Cursor:
         """Offset of the token just read."""
         return self.tokens[max(self.index - 1, 0)][2]
 
+    def line_of(self, at: int) -> int:
+        return self.source.position(at)[0]
+
     def text(self, ahead: int = 0) -> str:
         index = self.index + ahead
         return self.tokens[index][1] if index < len(self.tokens) else ""

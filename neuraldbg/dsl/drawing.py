@@ -9,8 +9,8 @@ from typing import NamedTuple
 from neuraldbg.dsl.graph import Graph, Step, written
 from neuraldbg.dsl.model import Block, Branch, Node
 
-FORMATS = ("text", "svg", "dot", "html")
-_BOX, _HIGH, _GAP = 360, 46, 26
+FORMATS = ("text", "svg", "png", "dot", "html")
+BOX, HIGH, GAP = 360, 46, 26
 
 
 class Row(NamedTuple):
@@ -22,6 +22,7 @@ class Row(NamedTuple):
 
 
 def draw(graph: Graph, form: str) -> str:
+    """Every form but png, which needs more than text (`picture.py`)."""
     return {"text": as_text, "svg": as_svg, "dot": as_dot, "html": as_html}[form](graph)
 
 
@@ -98,41 +99,52 @@ def as_dot(graph: Graph) -> str:
     return "\n".join([*lines, "}"])
 
 
-def as_svg(graph: Graph) -> str:
-    """Boxes from top to bottom in the order they run; lines that skip boxes go around them on the right."""
-    place = {each.value: row for row, each in enumerate(graph.inputs)}
-    for row, step in enumerate(graph.steps, len(graph.inputs)):
-        place[step.output] = row
-    high = (len(place)) * (_HIGH + _GAP) + _GAP
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{_BOX + 160}" height="{high}" font-family="sans-serif">']
+def boxes(graph: Graph) -> Iterator[tuple[str, str, str]]:
+    """Title, detail and colour from top to bottom: inputs, then steps in the order they run."""
     for each in graph.inputs:
-        parts.append(_box(place[each.value], str(graph.values[each.value].input), written(each.shape), "#eef"))
+        yield str(graph.values[each.value].input), written(each.shape), "#eeeeff"
     for step in graph.steps:
-        parts += [_edge(place[value], place[step.output]) for value in step.inputs]
-        parts.append(_box(place[step.output], _title(step), _detail(step), "#fff" if not step.implied else "#ffd"))
+        yield _title(step), _detail(step), "#ffffdd" if step.implied else "#ffffff"
+
+
+def edges(graph: Graph) -> Iterator[tuple[int, int]]:
+    """From box to box, by their rows."""
+    rows = {each.value: row for row, each in enumerate(graph.inputs)}
+    for row, step in enumerate(graph.steps, len(graph.inputs)):
+        rows[step.output] = row
+        yield from ((rows[value], row) for value in step.inputs)
+
+
+def top(row: int) -> int:
+    return GAP + row * (HIGH + GAP)
+
+
+def as_svg(graph: Graph) -> str:
+    """Lines that skip boxes go around them on the right."""
+    found = list(boxes(graph))
+    high = len(found) * (HIGH + GAP) + GAP
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{BOX + 160}" height="{high}" font-family="sans-serif">']
+    parts += [_edge(start, end) for start, end in edges(graph)]
+    parts += [_box(row, *each) for row, each in enumerate(found)]
     return "\n".join([*parts, "</svg>"])
 
 
-def _top(row: int) -> int:
-    return _GAP + row * (_HIGH + _GAP)
-
-
 def _box(row: int, title: str, detail: str, colour: str) -> str:
-    top = _top(row)
+    y = top(row)
     return (
-        f'<rect x="20" y="{top}" width="{_BOX}" height="{_HIGH}" rx="6" fill="{colour}" stroke="#446"/>'
-        f'<text x="32" y="{top + 19}" font-size="14">{escape(title)}</text>'
-        f'<text x="32" y="{top + 37}" font-size="12" fill="#556">{escape(detail)}</text>'
+        f'<rect x="20" y="{y}" width="{BOX}" height="{HIGH}" rx="6" fill="{colour}" stroke="#446"/>'
+        f'<text x="32" y="{y + 19}" font-size="14">{escape(title)}</text>'
+        f'<text x="32" y="{y + 37}" font-size="12" fill="#556">{escape(detail)}</text>'
     )
 
 
 def _edge(start: int, end: int) -> str:
-    middle, right = 20 + _BOX // 2, 20 + _BOX
-    begin, stop = _top(start) + _HIGH, _top(end)
+    middle, right = 20 + BOX // 2, 20 + BOX
+    begin, stop = top(start) + HIGH, top(end)
     if end == start + 1:
         return f'<path d="M{middle} {begin} V{stop}" stroke="#446" fill="none"/>'
     out = right + 20 + 12 * min(end - start, 8)
-    first, last = begin - _HIGH // 2, stop + _HIGH // 2
+    first, last = begin - HIGH // 2, stop + HIGH // 2
     return f'<path d="M{right} {first} C{out} {first} {out} {last} {right} {last}" stroke="#a64" fill="none"/>'
 
 

@@ -31,6 +31,7 @@ class Value:
     maker: str = ""  # the layer, or the input
     input: str | None = None  # name of the input it is
     folded: bool = False  # inside TimeDistributed: time is part of the batch
+    grid: Shape | None = None  # height and width of the image whose positions it lists, where it is one
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from neuraldbg.dsl.model import Block, Branch, Layer, Network, Node
 from neuraldbg.dsl.operands import aligned, merge_operands, second_input
 from neuraldbg.dsl.problems import Problem, Severity
 from neuraldbg.dsl.rules import RULES, DoesNotFit, Made, Use, WrongArgument
+from neuraldbg.dsl.rules.alone import not_applied
 
 UNKNOWN_LENGTH, UNKNOWN_SIDE = 16, 32  # taken where a shape says None
 _SEQUENCES = frozenset(
@@ -18,6 +19,12 @@ _SEQUENCES = frozenset(
     "MultiHeadAttention Attention Transformer TransformerEncoder TransformerDecoder PositionalEncoding".split()
 )
 _LOOKS_BACK = frozenset({"MultiHeadAttention", "Attention", "TransformerDecoder"})
+_IMAGES = frozenset(
+    "Conv2D DepthwiseConv2D SeparableConv2D Conv2DTranspose MaxPooling2D AveragePooling2D AdaptiveMaxPooling2D "
+    "AdaptiveAveragePooling2D UpSampling2D ZeroPadding2D".split()
+)
+_ONE_CHANNEL = frozenset({"Conv2D", "MaxPooling2D", "AveragePooling2D", "DepthwiseConv2D"})
+_ATTENDING = frozenset({"Transformer", "TransformerEncoder", "TransformerDecoder", "MultiHeadAttention", "Attention"})
 
 
 class Stop(Exception):
@@ -40,6 +47,7 @@ class Lowering:
         self.encoded: int | None = None  # what the last TransformerEncoder made
         self.used: set[int] = set()
         self.folded = False  # inside TimeDistributed
+        self.attending = 0  # blocks of transformers that are open
         self.count = 0
         self.current = -1
 
@@ -88,10 +96,11 @@ class Lowering:
         self.current = trunk
 
     def join(self, line: int, column: int) -> None:
-        """Branches that nothing merged are put side by side."""
+        """Branches that nothing merged and no layer has read are put side by side."""
         if not self.pending:
             return
-        branches, self.pending = self.pending, []
+        unread = [each for each in self.pending if each[1] not in self.used]
+        branches, self.pending = unread or self.pending[-1:], []
         if len(branches) == 1:
             self.current = branches[0][1]
             return
@@ -120,13 +129,15 @@ class Lowering:
             self.pending = []
             if values:
                 self.apply(layer, values)
-        else:
+        elif layer.type != "Embedding" or not self._next_text(layer):
             self.apply(layer, [self.current])
         self.named[layer.name] = self.current
         if layer.type == "TransformerEncoder":
             self.encoded = self.current
         if layer.sublayers and layer.type not in ("ResidualConnection", "Inception"):
+            self.attending += layer.type in _ATTENDING
             self.walk(layer.sublayers)
+            self.attending -= layer.type in _ATTENDING
 
     def _container(self, layer: Layer) -> None:
         start = self.current
@@ -180,7 +191,7 @@ class Lowering:
             raise self.broken(layer, str(error), kind="value") from None
         except DoesNotFit as error:
             raise self.broken(layer, str(error), kind="shape") from None
-        for note in use.notes:
+        for note in (*use.notes, *not_applied(layer)):
             self.say(Severity.WARNING, layer, note)
         if made.op == "embedding":
             self._reads_tokens(values[0], made.options["words"])
@@ -189,6 +200,8 @@ class Lowering:
     def _adapted(self, layer: Layer, values: list[int]) -> list[int]:
         first = values[0]
         shape = self.shape(first)
+        if layer.type == "Dense" and len(shape) == 3 and self.attending:
+            return [self._sequence(layer, first)]
         if layer.type in ("Dense", "Output") and len(shape) >= 3:
             why = f"{layer.type} takes vectors and its input is {written(shape)}: it is flattened first"
             severity = Severity.WARNING if layer.type == "Dense" else Severity.INFO
@@ -196,15 +209,14 @@ class Lowering:
             return [self.flat(first, layer)]
         if layer.type in _SEQUENCES and len(shape) != 2:
             first = self._sequence(layer, first)
-        elif layer.type in ("Conv2D", "MaxPooling2D", "AveragePooling2D", "DepthwiseConv2D") and len(shape) == 2:
-            self.say(Severity.WARNING, layer, f"its input is {written(shape)}: one channel is assumed")
-            first = self._reshaped(layer, first, (*shape, 1), "image")
+        elif layer.type in _IMAGES and len(shape) < 3:
+            first = self._image(layer, first)
         elif layer.type in ("Conv1D", "MaxPooling1D", "AveragePooling1D") and len(shape) == 1:
             self.say(Severity.WARNING, layer, f"its input is {written(shape)}: one channel is assumed")
             first = self._reshaped(layer, first, (*shape, 1), "series")
         elif layer.type == "Embedding":
             first = self._token_input(layer, first)
-        elif layer.type.startswith("Global") and int(layer.type[-2]) != len(shape) - 1:
+        elif layer.type.startswith("Global") and int(layer.type[-2]) != len(shape) - 1 and not self.values[first].grid:
             self.say(Severity.WARNING, layer, f"its input is {written(shape)}: all of it but the channels is pooled")
         if layer.type in _LOOKS_BACK:
             return [first, *second_input(self, layer, first)]
@@ -226,7 +238,26 @@ class Lowering:
         else:
             length, width = size(shape[:-1]), shape[-1]
             self.say(Severity.INFO, layer, f"its input is {written(shape)}: {length} patches of {width} are made of it")
-        return self._reshaped(layer, value, (length, width), "sequence")
+        made = self._reshaped(layer, value, (length, width), "sequence")
+        if len(shape) == 3 and length == size(shape[:-1]):
+            self.values[made] = replace(self.values[made], grid=shape[:-1])
+        return made
+
+    def _image(self, layer: Layer, value: int) -> int:
+        """Positions that were made of an image are put back; else a matrix has one channel, and a vector one pixel for
+        whoever looks at no more than one."""
+        shape, grid = self.shape(value), self.values[value].grid
+        if grid is not None:
+            made = (*grid, shape[-1])
+            self.say(Severity.INFO, layer, f"its {shape[0]} positions are the {written(made)} image they were made of")
+            return self._reshaped(layer, value, made, "image")
+        if len(shape) == 2 and layer.type in _ONE_CHANNEL:
+            self.say(Severity.WARNING, layer, f"its input is {written(shape)}: one channel is assumed")
+            return self._reshaped(layer, value, (*shape, 1), "image")
+        if len(shape) == 1 and layer.type == "Conv2D" and layer.params.get("kernel_size") in (1, (1,), (1, 1)):
+            self.say(Severity.WARNING, layer, f"its input is {written(shape)}: it is taken for an image of one pixel")
+            return self._reshaped(layer, value, (1, 1, *shape), "image")
+        return value
 
     def _open(self, value: int) -> bool:
         """An input written `(None, 512)` that nothing has read yet."""
@@ -258,6 +289,22 @@ class Lowering:
         self.values[value] = replace(self.values[value], tokens=True)
         self.vocabulary[value] = min(words, self.vocabulary.get(value, words))
 
+    def _next_text(self, layer: Layer) -> bool:
+        """An Embedding behind other layers reads the next input, where there is one that nothing has read. What came
+        before is looked at by a decoder; where nothing was encoded for one, it is added."""
+        before = self.current
+        unread = [value for value in self.inputs if value not in self.used and len(self.shape(value)) == 1]
+        if before in self.inputs or not unread:
+            return False
+        self.apply(layer, unread[:1])
+        said = f"it reads input {self.values[unread[0]].maker}, which nothing has read before it"
+        if self.encoded is None and self.shape(before) == self.shape(self.current):
+            made = Made("add", self.shape(before), flops=size(self.shape(before)))
+            self.step(layer, f"{layer.name}_joined", made, [self.current, before], implied=True)
+            said += f"; what {self.values[before].maker} makes is added"
+        self.say(Severity.WARNING, layer, said)
+        return True
+
     def _positions(self, layer: Layer, value: int) -> bool:
         """An Embedding on what another one made stands for the positions."""
         if value in self.inputs:
@@ -277,6 +324,9 @@ class Lowering:
     def step(self, layer: Layer, name: str, made: Made, values: list[int], *, implied: bool = False) -> None:
         self.used.update(values)
         output = self.value(made.shape, layer.name)
+        grid = self.values[values[0]].grid
+        if grid is not None and len(made.shape) == 2 and made.shape[0] == size(grid):
+            self.values[output] = replace(self.values[output], grid=grid)
         self.steps.append(
             Step(
                 name=name,

@@ -27,7 +27,8 @@ def merge_operands(low: Lowering, layer: Layer) -> list[int]:
     if len(low.pending) == 1:
         return _fitted(low, layer, [low.pending[0][1], low.current])
     unused = [value for value in low.inputs if value not in low.used and value != low.current]
-    if unused:
+    in_macro = bool(low.starts) and low.starts[-1] != low.current
+    if unused and not in_macro:
         return _fitted(low, layer, [low.current, *unused])
     return _residual(low, layer)
 

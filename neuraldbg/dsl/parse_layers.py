@@ -47,7 +47,7 @@ def items(cursor: Cursor) -> list[Item]:
     while not cursor.ended and not cursor.sees("}", "]"):
         if cursor.accept(",", ";"):
             continue
-        if _next_section(cursor):
+        if at_section(cursor):
             break
         depth = cursor.depth
         try:
@@ -59,13 +59,18 @@ def items(cursor: Cursor) -> list[Item]:
     return found
 
 
-def _next_section(cursor: Cursor) -> bool:
-    text = cursor.text()
+def at_section(cursor: Cursor) -> bool:
+    """Whether a section of a network, or what stands beside networks, begins here."""
     if cursor.kind() != NAME:
         return False
-    if text in SECTIONS:
-        return cursor.text(1) in (":", "{")
-    return text in TOP and cursor.kind(1) == NAME
+    if cursor.text().lower() in SECTIONS:
+        return cursor.text(1) in (":", "{", "=")
+    return at_top(cursor)
+
+
+def at_top(cursor: Cursor) -> bool:
+    """Whether what stands beside networks begins here."""
+    return cursor.kind() == NAME and cursor.text().lower() in TOP and cursor.kind(1) == NAME
 
 
 def item(cursor: Cursor) -> Item:

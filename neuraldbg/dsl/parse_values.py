@@ -126,7 +126,7 @@ def entries(cursor: Cursor) -> list[Argument]:
 
 def _entry(cursor: Cursor) -> Argument:
     kind, text, at = cursor.tokens[cursor.index]
-    if kind not in (NAME, STRING):
+    if kind not in (NAME, STRING) and not (kind == NUMBER and cursor.text(1) in (":", "=")):
         raise cursor.expected("a name and its value, as in epochs: 10")
     cursor.index += 1
     name = unquote(text) if kind == STRING else text
@@ -139,13 +139,14 @@ def _entry(cursor: Cursor) -> Argument:
 
 def arguments(cursor: Cursor, owner: str) -> list[Argument]:
     """`(a, b, key=c, key: d)`."""
-    cursor.expect("(", f"after {owner}")
+    opened = cursor.line_of(cursor.expect("(", f"after {owner}")[2])
     cursor.open()
     found: list[Argument] = []
     while not cursor.sees(")"):
         found.append(_argument(cursor))
         if not cursor.accept(",", ";") and not cursor.sees(")"):
-            raise cursor.expected(f"',' or ')' in the arguments of {owner}")
+            where = "" if cursor.line_of(cursor.at) == opened else f", opened on line {opened}"
+            raise cursor.expected(f"',' or ')' in the arguments of {owner}{where}")
     cursor.index += 1
     cursor.close()
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from neuraldbg.dsl.cursor import Cursor, TooDeep, Unexpected
 from neuraldbg.dsl.lexer import NAME, STRING, Token, tokenize, unquote
-from neuraldbg.dsl.parse_layers import SECTIONS, TOP, device, layers
+from neuraldbg.dsl.parse_layers import SECTIONS, TOP, at_section, at_top, device, layers
 from neuraldbg.dsl.parse_layers import items as layer_items
 from neuraldbg.dsl.parse_values import arguments, entries, value
 from neuraldbg.dsl.problems import Problem, Severity, Source
@@ -40,7 +40,7 @@ def _file(cursor: Cursor, file: File) -> None:
             continue
         depth = cursor.depth
         try:
-            reader = readers.get(cursor.text()) if cursor.kind() == NAME else None
+            reader = readers.get(cursor.text().lower()) if cursor.kind() == NAME else None
             if reader is None:
                 raise Unexpected(cursor.at, _no_beginning(cursor))
             file.items.append(reader(cursor))
@@ -61,7 +61,7 @@ def _no_beginning(cursor: Cursor) -> str:
 
 def _skip_to_top(cursor: Cursor) -> None:
     cursor.take()
-    while not cursor.ended and not (cursor.sees(*TOP) and cursor.kind(1) == NAME):
+    while not cursor.ended and not at_top(cursor):
         cursor.take()
 
 
@@ -74,32 +74,45 @@ def _network(cursor: Cursor) -> NetworkNode:
     while not cursor.sees("}"):
         if cursor.accept(",", ";"):
             continue
-        if cursor.ended or (cursor.sees(*TOP) and cursor.kind(1) == NAME):
-            raise Unexpected(cursor.at, f"expected '}}' to close network {name}, opened on line {_line(cursor, at)}")
-        depth = cursor.depth
+        if cursor.ended or at_top(cursor):
+            raise Unexpected(cursor.at, f"expected '}}' to close network {name}, opened on line {cursor.line_of(at)}")
+        depth, begun = cursor.depth, cursor.index
         try:
             node.sections.append(_section(cursor))
         except Unexpected as error:
             cursor.report(error)
             cursor.depth = depth
-            cursor.skip(stop=SECTIONS | TOP)
+            if not _next_is_found(cursor, begun):
+                cursor.skip(stop=SECTIONS | TOP)
     node.end = cursor.take()[2]
     cursor.close()
     return node
 
 
-def _line(cursor: Cursor, at: int) -> int:
-    return cursor.source.position(at)[0]
+def _next_is_found(cursor: Cursor, begun: int) -> bool:
+    """Whether the mistake was met where the next section begins, or right behind its name."""
+    for back in (0, 1):
+        if cursor.index - back > begun:
+            cursor.index -= back
+            if at_section(cursor):
+                return True
+            cursor.index += back
+    return False
 
 
 def _section(cursor: Cursor) -> Section:
     if cursor.kind() != NAME:
         raise cursor.expected("a section, as in layers:")
     key, at = cursor.text(), cursor.at
+    key = key.lower() if key.lower() in SECTIONS else key
     if key not in SECTIONS:
         near = nearest(key, SECTIONS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(sorted(SECTIONS - {'inputs'}))}"
-        raise Unexpected(at, f"{key!r} is no section of a network; {hint}")
+        error = Unexpected(at, f"{key!r} is no section of a network; {hint}")
+        if not near or cursor.text(1) not in (":", "=", "{"):
+            raise error
+        cursor.report(error)  # and what stands in it is read as meant
+        key = near[0]
     cursor.take()
     section = Section({"inputs": "input", "training": "train"}.get(key, key), at)
     if not cursor.accept(":", "=") and not cursor.sees("{"):
@@ -119,7 +132,7 @@ def _fill(cursor: Cursor, section: Section) -> None:
     else:
         section.values = [value(cursor)]
         while cursor.accept(","):
-            if cursor.sees("}") or (cursor.text() in SECTIONS and cursor.text(1) in (":", "{")):
+            if cursor.sees("}") or at_section(cursor):
                 break
             section.values.append(value(cursor))
 

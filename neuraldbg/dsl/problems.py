@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -16,6 +17,8 @@ MOST_PROBLEMS = 20  # shown of one file
 
 
 class Severity(Enum):
+    """How much a problem matters; ERROR and CRITICAL are fatal."""
+
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
@@ -98,11 +101,24 @@ def _window(text: str, column: int, width: int = 160) -> tuple[str, int]:
 
 
 def render_all(problems: Iterable[Problem], source: Source, *, most: int = MOST_PROBLEMS) -> str:
-    ordered: Sequence[Problem] = sorted(problems, key=lambda each: (each.line, each.column))
+    ordered = _once_each(sorted(problems, key=lambda each: (each.line, each.column)))
     parts = [render(each, source) for each in ordered[:most]]
     if len(ordered) > most:
         parts.append(f"{source.name}: and {len(ordered) - most} more")
     return "\n".join(parts)
+
+
+def _once_each(problems: Sequence[Problem]) -> list[Problem]:
+    """A layer that is repeated is noted once for its line, with how many more there are alike."""
+    alike: dict[object, list[Problem]] = {}
+    for each in problems:
+        text = re.sub(r"[\d.,x]*\d", "#", each.message)
+        place = (each.severity, each.line, each.column, text)
+        alike.setdefault(each if each.severity.fatal else place, []).append(each)
+    return [
+        replace(first, message=f"{first.message} (and {len(more)} more like it)") if more else first
+        for first, *more in alike.values()
+    ]
 
 
 def mistakes(problems: Iterable[Problem], source: Source, kind: type[E]) -> E:

@@ -13,6 +13,7 @@ from neuraldbg.dsl.model import Block, Branch, Choice, Chooser, Layer, Network, 
 from neuraldbg.dsl.networks import NetworkReader, macros_of
 from neuraldbg.dsl.parser import read
 from neuraldbg.dsl.problems import Problem, Severity, Source, mistakes
+from neuraldbg.dsl.settings import check_settings
 from neuraldbg.errors import DslError, DslFileNotFound, nearest
 
 SUFFIXES = (".neural", ".nr", ".rnr")
@@ -70,6 +71,7 @@ def parse(text: str, name: str = "<text>") -> Program:
 
 
 def parse_file(path: str | Path) -> Program:
+    """`parse` of a file; its path stands in every problem."""
     return parse(read_text(path), str(path))
 
 
@@ -77,7 +79,9 @@ def read_text(path: str | Path) -> str:
     file = Path(path)
     try:
         return file.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except IsADirectoryError:
+        raise DslFileNotFound(f"can't open file {str(path)!r}: it is a directory") from None
+    except (FileNotFoundError, NotADirectoryError):
         known = [each.name for suffix in SUFFIXES for each in file.parent.glob(f"*{suffix}")]
         near = nearest(file.name, known, 1)
         hint = f"; did you mean {str(file.parent / near[0])!r}?" if near else ""
@@ -103,7 +107,8 @@ def _program(source: Source, tree: syntax.File, comments: list[Token], choose: C
     if not tree.items:
         problems.append(Problem(Severity.ERROR, 1, 1, "the file holds no network"))
     if any(problem.severity.fatal for problem in problems):
-        raise mistakes(problems, source, DslError)
+        settings = [each for network in networks for each in check_settings(network)]  # all mistakes in one run
+        raise mistakes(dict.fromkeys([*problems, *settings]), source, DslError)
     return Program(source, tree, comments, tuple(networks), tuple(problems))
 
 

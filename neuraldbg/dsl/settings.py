@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from neuraldbg.dsl.losses import known_loss, loss_names
+from neuraldbg.dsl.losses import LOSSES, known_loss, loss_names
 from neuraldbg.dsl.model import Called, Network, Reference, Setting
 from neuraldbg.dsl.problems import Problem, Severity
 from neuraldbg.dsl.values import shown
@@ -23,6 +23,53 @@ SCHEDULES: Final = (
 )
 DEVICES: Final = ("cpu", "gpu", "cuda", "tpu", "auto", "mps")
 EPOCHS, BATCH, RATE = 10, 32, {"SGD": 0.01, "Adadelta": 1.0}
+_ANY_OPTIMIZER: Final = "learning_rate lr clipnorm clipvalue clip_norm global_clipnorm weight_decay name".split()
+_OPTIMIZER_OPTIONS: Final = {
+    **dict.fromkeys(("Adam", "AdamW"), ("beta_1", "beta_2", "epsilon", "eps", "amsgrad")),
+    **dict.fromkeys(("Adamax", "NAdam", "RAdam"), ("beta_1", "beta_2", "epsilon", "eps")),
+    "SGD": ("momentum", "nesterov"),
+    "RMSprop": ("rho", "momentum", "epsilon", "eps", "centered"),
+    "Adagrad": ("epsilon", "eps"),
+    "Adadelta": ("rho", "epsilon", "eps"),
+}
+_TRAIN: Final = (
+    "epochs batch_size validation_split gradient_clip gradient_clipping clip_norm early_stopping shuffle search_method "
+    "callbacks learning_rate trials n_trials device"
+).split()
+_METRICS: Final = {  # what a metric of a file is called where it is computed
+    "acc": "accuracy",
+    "accuracy": "accuracy",
+    "binary_accuracy": "accuracy",
+    "categorical_accuracy": "accuracy",
+    "sparse_categorical_accuracy": "accuracy",
+    **dict.fromkeys(
+        (
+            "top_k_accuracy",
+            "top_5_accuracy",
+            "top5_accuracy",
+            "top_k_categorical_accuracy",
+            "sparse_top_k_categorical_accuracy",
+        ),
+        "top_5_accuracy",
+    ),
+    "mae": "mae",
+    "mean_absolute_error": "mae",
+    "mse": "mse",
+    "mean_squared_error": "mse",
+    "precision": "precision",
+    "recall": "recall",
+}
+_COMPUTED: Final = {  # by what a target is
+    "values": ("mae", "mse"),
+    "classes": ("accuracy", "top_5_accuracy"),
+    "binary": ("accuracy", "precision", "recall"),
+}
+
+
+def metric_of(name: str, kind: str) -> str | None:
+    """The metric that is computed for this one where targets are of a `kind`; None where none is."""
+    found = _METRICS.get(name.lower())
+    return found if found in _COMPUTED[kind] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +100,30 @@ class Plan:
     lines: dict[str, int] = field(default_factory=dict)
 
 
-def check_settings(network: Network) -> list[Problem]:
-    return plan_of(network)[1]
+def check_settings(network: Network, taken: str | None = None) -> list[Problem]:
+    """`taken` is the loss that is taken where the network names none that is known."""
+    return plan_of(network, taken)[1]
 
 
-def plan_of(network: Network) -> tuple[Plan, list[Problem]]:
-    reader = _PlanReader(network)
+def plan_of(network: Network, taken: str | None = None) -> tuple[Plan, list[Problem]]:
+    reader = _PlanReader(network, taken)
     reader.read()
     return reader.plan, reader.problems
 
 
+def no_device(text: str) -> str | None:
+    """What is wrong with the name of a device; None where it is one."""
+    kind, colon, number = text.strip().lower().partition(":")
+    if kind in DEVICES and (not colon or number.isdigit()):
+        return None
+    near = nearest(text, DEVICES, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(DEVICES)}, and cuda:0"
+    return f"there is no device {text!r}; {hint}"
+
+
 class _PlanReader:
-    def __init__(self, network: Network) -> None:
-        self.network = network
+    def __init__(self, network: Network, taken: str | None) -> None:
+        self.network, self.taken = network, taken
         self.plan = Plan(lines=dict(network.lines))
         self.problems: list[Problem] = []
 
@@ -81,16 +139,18 @@ class _PlanReader:
         self._loss()
         self._optimizer()
         self._training()
+        self._unread()
         self._device()
 
     def _loss(self) -> None:
-        loss = self.network.loss
+        loss, network = self.network.loss, self.network
+        taken = f"{self.taken}, which suits its last layer, is taken" if self.taken else "one is taken"
         if loss is None:
-            self.say(Severity.WARNING, self.network.line, f"network {self.network.name} names no loss; one is assumed")
+            self.say(Severity.WARNING, network.line, f"network {network.name} names no loss; {taken}")
         elif known_loss(loss.name) is None:
             near = nearest(loss.name, loss_names(), 1)
-            hint = f"did you mean {near[0]!r}?" if near else "one that suits the last layer is taken"
-            self.say(Severity.WARNING, loss.line, f"there is no loss {loss.name!r} here; {hint}", loss.column)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            self.say(Severity.WARNING, loss.line, f"there is no loss {loss.name!r} here; {hint}{taken}", loss.column)
 
     # -- optimizer -------------------------------------------------------------------------------------------------
 
@@ -197,6 +257,37 @@ class _PlanReader:
                 self.say_at(Severity.WARNING, "train.search_method", why)
         self.plan.patience = self._patience(given)
 
+    def _unread(self) -> None:
+        """What stands in the file and changes nothing: a mistyped name must not go unnoticed."""
+        network, optimizer = self.network, self.network.optimizer
+        for key in network.training:
+            self._unknown("train", key, _TRAIN, f"train.{key}")
+        for key in network.execution:
+            where = "execution" if f"execution.{key}" in network.lines else "execute"
+            self._unknown(where, key, ["device"], f"{where}.{key}")
+        if optimizer is not None and self.plan.optimizer.lower() == optimizer.name.lower().replace("_", ""):
+            known = [*_ANY_OPTIMIZER, *_OPTIMIZER_OPTIONS[self.plan.optimizer]]
+            for key in optimizer.params:
+                self._unknown(self.plan.optimizer, key, known, "optimizer")
+        self._metrics()
+
+    def _metrics(self) -> None:
+        network = self.network
+        loss = LOSSES.get(self.taken or "") or (known_loss(network.loss.name) if network.loss is not None else None)
+        if loss is None:
+            return
+        names = [name for name in network.metrics if metric_of(name, loss.kind) is None and known_loss(name) is None]
+        if names:
+            why = f"not computed for this loss: {', '.join(names)}; {', '.join(_COMPUTED[loss.kind])} are"
+            self.say_at(Severity.INFO, "metrics", why)
+
+    def _unknown(self, owner: str, key: str, known: list[str], place: str) -> None:
+        if key in known:
+            return
+        near = nearest(key, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "it has no effect here"
+        self.say_at(Severity.WARNING if near else Severity.INFO, place, f"{owner} has no {key!r}; {hint}")
+
     def _patience(self, given: dict[str, Any]) -> int | None:
         stop = given.get("early_stopping")
         callbacks = given.get("callbacks")
@@ -217,12 +308,14 @@ class _PlanReader:
             ("execution", self.network.execution.get("device")),
             ("train", self.network.training.get("device")),
         ):
-            text = str(device) if device is not None else None
-            if text is not None and text.split(":")[0].lower() not in DEVICES:
-                near = nearest(text, DEVICES, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(DEVICES)}"
+            why = None if device is None else no_device(str(device))
+            if why is not None:
                 key = f"{where}.device" if f"{where}.device" in self.network.lines else "execute.device"
-                self.say_at(Severity.ERROR, key, f"there is no device {text!r}; {hint}")
+                self.say_at(Severity.ERROR, key if key in self.network.lines else where, why)
+        for layer in self.network.each_layer():
+            why = None if layer.device is None else no_device(layer.device)
+            if why is not None:
+                self.say(Severity.ERROR, layer.line, f"{layer.name}: {why}", layer.column)
 
     def _whole(self, value: Any, name: str, default: int) -> int:
         place = f"train.{name}"

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import neuraldbg
 
 ROOT = Path(__file__).parents[2]
@@ -54,10 +56,19 @@ def debugged(script: str, *arguments: str, cwd: Path) -> tuple[subprocess.Comple
     return done, json.loads((cwd / "session.json").read_text())
 
 
-def test_results_are_the_same_bit_for_bit_and_the_run_reads_healthy(tmp_path: Path) -> None:
-    done, session = debugged(SCRIPT, "0.001", cwd=tmp_path)
+Run = tuple[Path, subprocess.CompletedProcess[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("healthy")
+    return folder, *debugged(SCRIPT, "0.001", cwd=folder)
+
+
+def test_results_are_the_same_bit_for_bit_and_the_run_reads_healthy(healthy: Run) -> None:
+    folder, done, session = healthy
     assert done.returncode == 0, done.stderr
-    bare = python("train.py", "0.001", cwd=tmp_path)
+    bare = python("train.py", "0.001", cwd=folder)
     assert done.stdout == bare.stdout
     assert session["verdict"]["state"] == "healthy", session["verdict"]
     assert session["run"]["backend"] == os.environ.get("KERAS_BACKEND", "tensorflow")
@@ -67,9 +78,8 @@ def test_results_are_the_same_bit_for_bit_and_the_run_reads_healthy(tmp_path: Pa
     assert layers["hidden"]["time_ms"]["forward"] is None
 
 
-def test_layers_gradients_and_updates_are_measured(tmp_path: Path) -> None:
-    debugged(SCRIPT, "0.001", cwd=tmp_path)
-    trace = neuraldbg.open_trace(tmp_path / "run")
+def test_layers_gradients_and_updates_are_measured(healthy: Run) -> None:
+    trace = neuraldbg.open_trace(healthy[0] / "run")
     assert trace.history("hidden", "activation").l2.min() > 0
     assert trace.history("hidden", "gradient").l2.min() > 0
     assert trace.history("head.kernel", "gradient").l2.min() > 0
@@ -77,6 +87,16 @@ def test_layers_gradients_and_updates_are_measured(tmp_path: Path) -> None:
     assert 0 < (moved.l2 / weight.l2).max() < 0.5
     losses = trace.history("loss", "scalar")
     assert list(losses.steps) == list(range(30))
+
+
+def test_a_model_that_gets_its_input_from_its_first_batch_is_looked_into_from_then_on(tmp_path: Path) -> None:
+    text = SCRIPT.replace("    keras.Input((8, 8, 1)),\n", "")
+    done, session = debugged(text, "0.001", cwd=tmp_path)
+    assert done.stdout == python("train.py", "0.001", cwd=tmp_path).stdout
+    assert session["run"]["models"][0]["parameters"] == 8 * 10 + 4 * 8 + 288 * 16 + 16 + 34
+    trace = neuraldbg.open_trace(tmp_path / "run")
+    assert trace.history("hidden", "activation").l2.min() > 0
+    assert trace.history("hidden", "activation").steps[0] <= 1
 
 
 def test_a_training_that_overflows_is_called_critical(tmp_path: Path) -> None:

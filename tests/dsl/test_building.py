@@ -176,3 +176,32 @@ def test_schedules_reach_what_they_promise(schedule: str, after: float, monkeypa
     one.train(one.make(), [(torch.zeros(1, 2), torch.zeros(1, 1))] * 11, epochs=1, report=lambda told: None)
     assert rates[0] == pytest.approx(0.1)
     assert rates[10] == pytest.approx(after, abs=1e-6)
+
+
+def evaluated(one: Built, weight: Any, inputs: Any, targets: Any) -> dict[str, float]:
+    """What a network of one layer tells of two batches; its weight is given, its bias is 0."""
+    model = one.make()
+    with torch.no_grad():
+        model.Output_1.weight.copy_(torch.as_tensor(weight))
+        model.Output_1.bias.zero_()
+    batches = [[inputs[:3], targets[:3]], [inputs[3:], targets[3:]]]
+    found: dict[str, float] = one.namespace["evaluate"](model, lambda outputs, _: outputs.sum(), batches)
+    return found
+
+
+def test_precision_and_recall_count_over_all_batches() -> None:
+    metrics = 'metrics: ["accuracy", "precision", "recall"]'
+    one = built('Output(1, "sigmoid")', "(1,)", loss="binary_crossentropy", rest=metrics)
+    inputs = torch.tensor([[1.0], [2.0], [-1.0], [3.0], [-2.0]])
+    targets = torch.tensor([[1.0], [0.0], [1.0], [1.0], [1.0]])
+    told = evaluated(one, [[1.0]], inputs, targets)
+    assert told["val_accuracy"] == pytest.approx(2 / 5)
+    assert (told["val_precision"], told["val_recall"]) == (pytest.approx(2 / 3), 0.5)
+
+
+def test_top_five_accuracy_looks_at_five_classes() -> None:
+    metrics = 'metrics: ["top_k_accuracy"]'
+    one = built('Output(6, "softmax")', "(1,)", loss="categorical_crossentropy", rest=metrics)
+    inputs, targets = torch.ones(4, 1), torch.tensor([0, 1, 0, 5])
+    told = evaluated(one, [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]], inputs, targets)
+    assert told["val_top_5_accuracy"] == pytest.approx(0.5)

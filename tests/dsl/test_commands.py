@@ -155,6 +155,17 @@ def test_visualize_draws_a_tree_and_pictures(model: Path) -> None:
         done = neural("visualize", "small.neural", "-f", form, cwd=model)
         assert done.stdout == f"small.{form}\n"
         assert (model / f"small.{form}").read_text().startswith(start)
+    assert neural("visualize", "small.neural", "-f", "png", cwd=model).stdout == "small.png\n"
+    assert (model / "small.png").read_bytes().startswith(b"\x89PNG")
+    wrong = neural("visualize", "small.neural", "-f", "htm", cwd=model)
+    assert (wrong.returncode, "did you mean html?" in wrong.stderr) == (2, True)
+
+
+def test_networks_of_the_same_name_get_a_file_each(model: Path) -> None:
+    (model / "twice.neural").write_text(MODEL + MODEL)
+    done = neural("compile", "twice.neural", cwd=model)
+    assert done.stdout.splitlines() == ["twice_small.py", "twice_small_2.py"]
+    assert (model / "twice_small_2.py").read_text() == (model / "twice_small.py").read_text()
 
 
 def test_fmt_writes_in_place_once(model: Path) -> None:

@@ -116,6 +116,49 @@ def test_data_that_does_not_fit_says_both_shapes(tmp_path: Path) -> None:
         loaded(graph_of("(4,)", "Output(3)"), tmp_path / "e.npz")
 
 
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.ones((3, 4)), "y": np.zeros(2)}, "3 inputs and 2 targets do not make samples"),
+        ({"x": np.ones((0, 4)), "y": np.zeros(0)}, "there are no targets"),
+        ({"x": np.ones((3, 4))}, "there are no targets"),
+        ({"x": np.ones((3, 4)), "y": np.array([0.0, 0.5, 1.0])}, "classes are whole numbers"),
+        ({"x": np.ones((3, 4)), "y": np.array([0, np.nan, 1])}, "classes are whole numbers"),
+        ({"x": np.ones((3, 4)), "y": np.array([0, -1, 1])}, "classes lie below 0"),
+    ],
+)
+def test_arrays_that_make_no_samples_are_refused(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", **arrays)
+    with pytest.raises((UsageError, ShapeMismatch), match=says):
+        loaded(graph_of("(4,)", "Output(3)"), tmp_path / "d.npz")
+
+
+def test_channels_that_come_first_are_put_last_and_flat_rows_become_images(tmp_path: Path) -> None:
+    first = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    graph = graph_of("(4, 5, 3)", "Flatten() Output(2)")
+    np.savez(tmp_path / "d.npz", x=first, y=np.array([0, 1]))
+    assert np.array_equal(loaded(graph, tmp_path / "d.npz").inputs[0], first.transpose(0, 2, 3, 1))
+    np.savez(tmp_path / "e.npz", x=first.reshape(2, -1), y=np.array([0, 1]))
+    assert np.array_equal(loaded(graph, tmp_path / "e.npz").inputs[0], first.reshape(2, 4, 5, 3))
+
+
+def test_arrays_named_like_the_inputs_of_a_network_come_in_its_order(tmp_path: Path) -> None:
+    graph = graph_of("{ a: (2,) b: (3,) }", "a: { Dense(2) } b: { Dense(2) } Add() Output(2)")
+    np.savez(tmp_path / "d.npz", b=np.ones((4, 3)), y=np.zeros(4), a=np.zeros((4, 2)))
+    assert [array.shape for array in loaded(graph, tmp_path / "d.npz").inputs] == [(4, 2), (4, 3)]
+
+
+def test_three_kinds_are_too_many_for_a_binary_loss(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("1,2,cat\n3,4,dog\n5,6,eel\n")
+    with pytest.raises(ShapeMismatch, match="lie between 0 and 1, these reach 2"):
+        loaded(graph_of("(2,)", 'Output(1, "sigmoid")', "binary_crossentropy"), tmp_path / "d.csv")
+
+
+def test_a_table_may_be_separated_by_semicolons(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("a;b;kind\n1;2;0\n3;4;1\n")
+    assert loaded(graph_of("(2,)", "Output(2)"), tmp_path / "d.csv").inputs[0].tolist() == [[1, 2], [3, 4]]
+
+
 def test_a_named_dataset_that_is_not_here_is_replaced_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -70,5 +70,6 @@ def test_the_written_code_runs_by_itself(name: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "model.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "'epoch': 1" in done.stdout
+    assert ("val_loss" in done.stdout) == (graph.network.training.get("validation_split") is not None)
     checked = subprocess.run([sys.executable, "-m", "ruff", "check", "--select=E9,F", "model.py"], cwd=tmp_path)
     assert checked.returncode == 0

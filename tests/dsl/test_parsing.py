@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import tracemalloc
 
 import pytest
 
@@ -93,6 +93,19 @@ def test_optimizers_are_written_in_many_ways(written: str, name: str, params: di
     assert (setting.name, setting.params) == (name, params)
 
 
+def test_the_words_of_the_language_do_not_mind_case() -> None:
+    program = parse("Define Block { Dense(3) } NETWORK N { Input: (2) Layers: Block LOSS: mae Train { epochs: 2 } }")
+    network = program.networks[0]
+    assert network.loss is not None
+    assert (network.loss.name, network.training) == ("mae", {"epochs": 2})
+
+
+def test_sections_behind_layers_may_be_written_with_an_equals_sign() -> None:
+    network = parse('network N { input = (2) layers: Dense(1) loss = "mae" optimizer = SGD(0.1) }').networks[0]
+    assert network.loss is not None
+    assert (network.loss.name, [layer.name for layer in network.each_layer()]) == ("mae", ["Dense_1"])
+
+
 def test_macros_take_arguments_defaults_and_arithmetic() -> None:
     text = """define Inner(a, b=2) { Dense($a * $b + 1) }
     define Outer(n) { Inner($n) * 2 Inner(b=$n / 2, a=$n) }
@@ -151,6 +164,27 @@ def test_a_mistake_names_file_line_column_and_what_was_expected() -> None:
         " 4 |         Dense(3 4)\n"
         "   |                 ^"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("network A {\n input: (4,)\n layer:\n  Dense(1)\n}", [(3, "did you mean 'layers'?")]),
+        ("network A {\n input: (4,\n layers:\n  Dense(1)\n}", [(3, "not ':'")]),
+        ("network A {\n input: (4\n layers:\n  Dense(1)\n}", [(3, "not 'layers'")]),
+        ("network A {\n input: (4,)\n layers:\n  Dense(1\n  Dense(2)\n}", [(5, "opened on line 4, not 'Dense'")]),
+        (
+            "network A {\n input: (4,)\n layers:\n  Dnse(1)\n optimizer: Adm\n}",
+            [(4, "did you mean Dense?"), (5, "did you mean 'Adam'?")],
+        ),
+    ],
+)
+def test_one_mistake_is_told_once_and_several_in_one_run(text: str, said: list[tuple[int, str]]) -> None:
+    with pytest.raises(DslError) as caught:
+        parse(text)
+    told = [(each.line, each.message) for each in caught.value.problems]
+    assert [line for line, _ in told] == [line for line, _ in said]
+    assert all(expected in message for (_, message), (_, expected) in zip(told, said, strict=True))
 
 
 def test_one_run_shows_several_mistakes() -> None:
@@ -214,10 +248,14 @@ def test_an_unknown_argument_is_a_warning_with_the_nearest() -> None:
         ("x" * 9_000_000, "are refused"),
     ],
 )
-def test_bombs_are_refused_with_a_reason_and_at_once(text: str, says: str) -> None:
-    began = time.process_time()
-    assert says in mistakes(text)[0][2]
-    assert time.process_time() - began < 2
+def test_bombs_are_refused_with_a_reason_before_they_unfold(text: str, says: str) -> None:
+    tracemalloc.start()
+    try:
+        assert says in mistakes(text)[0][2]
+        unfolded = tracemalloc.get_traced_memory()[1] - 4 * len(text)
+    finally:
+        tracemalloc.stop()
+    assert unfolded < 60_000_000
 
 
 def test_deep_macro_chains_are_refused() -> None:
@@ -226,14 +264,11 @@ def test_deep_macro_chains_are_refused() -> None:
     assert "refused" in found[0][2]
 
 
-def test_ten_thousand_lines_are_read_in_a_second() -> None:
+def test_ten_thousand_lines_are_read() -> None:
+    """How fast is told by benchmarks/dsl_reading.py."""
     body = '        Dense(64, activation="relu", use_bias=true, name="layer")  # a comment\n' * 10_000
     text = "network N {\n    input: (4,)\n    layers:\n" + body + '    loss: "mse"\n}\n'
-    began = time.process_time()
-    program = parse(text)
-    taken = time.process_time() - began
-    assert sum(1 for _ in program.networks[0].each_layer()) == 10_000
-    assert taken < 1.0
+    assert sum(1 for _ in parse(text).networks[0].each_layer()) == 10_000
 
 
 def test_long_and_strange_lines_are_shown_without_harm() -> None:

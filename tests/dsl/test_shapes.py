@@ -7,6 +7,7 @@ import pytest
 from neuraldbg.dsl import parse
 from neuraldbg.dsl.check import check
 from neuraldbg.dsl.graph import Graph
+from neuraldbg.dsl.problems import render_all
 from neuraldbg.errors import DslError, ShapeMismatch
 
 TEXT = """network N {{
@@ -125,6 +126,53 @@ def test_settings_have_rules(section: str, says: str) -> None:
     assert caught.value.problems[0].line == 4
 
 
+def test_values_that_are_wrong_behind_a_layer_that_breaks_are_told_in_the_same_run() -> None:
+    with pytest.raises(DslError) as caught:
+        graph_of("(4,)", "Dense(-5)", "Dropout(1.5)", "LSTM(0, recurrent_dropout=3)", "Dense(9, reluu)", "Output(2)")
+    assert [(each.line, each.message.partition(": ")[2]) for each in caught.value.problems] == [
+        (4, "units must be above 0, not -5"),
+        (5, "rate must lie between 0 and 1, not 1.5"),
+        (6, "units must be above 0, not 0"),
+        (6, "recurrent_dropout must lie between 0 and 1, not 3"),
+        (7, "there is no activation 'reluu'; did you mean 'relu'?"),
+    ]
+
+
+@pytest.mark.parametrize(("device", "fine"), [("cuda:1", True), ("GPU", True), ("quantum:0", False), ("cuda:x", False)])
+def test_the_device_of_a_layer_is_one_that_exists(device: str, fine: bool) -> None:
+    program = parse(f'network N {{ input: (4,) layers: Dense(1) @ "{device}" loss: mse optimizer: adam }}')
+    if fine:
+        check(program)
+        return
+    with pytest.raises(DslError) as caught:
+        check(program)
+    assert f"Dense_1: there is no device '{device}'" in caught.value.problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("section", "level", "says"),
+    [
+        ("train { epoch: 5 }", "warning", "train has no 'epoch'; did you mean 'epochs'?"),
+        ("train { verbose: 1 class_weight: { 0: 1.0 } }", "info", "train has no 'verbose'; it has no effect here"),
+        ("execution { devise: gpu }", "warning", "execution has no 'devise'; did you mean 'device'?"),
+        ("optimizer: SGD(0.1, momentm=0.9)", "warning", "SGD has no 'momentm'; did you mean 'momentum'?"),
+        ('metrics: ["mae", "auc"]', "info", "not computed for this loss: auc; mae, mse are"),
+    ],
+)
+def test_what_changes_nothing_does_not_go_unnoticed(section: str, level: str, says: str) -> None:
+    optimizer = "" if "optimizer" in section else "optimizer: adam"
+    text = f"network N {{\n input: (4,)\n layers: Dense(1)\n loss: mse {optimizer}\n {section}\n}}"
+    said = [(each.severity.value, each.line, each.message) for each in check(parse(text))[1]]
+    assert (level, 5) == said[0][:2]
+    assert says in said[0][2]
+
+
+def test_an_argument_of_keras_that_is_not_applied_is_said() -> None:
+    assert graph_of("(4,)", 'Dense(3, kernel_constraint="max_norm", bias_initializer="zeros")')[1] == [
+        "Dense_1: kernel_constraint is not applied"
+    ]
+
+
 def test_a_whole_number_written_as_a_float_warns() -> None:
     assert graph_of("(4,)", "Dense(3.0)")[1] == ["Dense_1: units=3.0 is taken as 3"]
 
@@ -172,6 +220,66 @@ def test_a_block_inside_an_encoder_runs_after_it() -> None:
     assert [step.op for step in graph.steps] == ["encoder", "dense"]
 
 
+def test_a_convolution_behind_a_transformer_gets_its_image_back() -> None:
+    layers = ("TransformerEncoder(2, 16)", "LayerNormalization()", "Conv2D(5, 3)")
+    assert shape("(6, 4, 8)", *layers) == (4, 2, 5)
+    assert shape("(24, 8)", *layers) == (22, 6, 5)  # never an image: one channel
+
+
+def test_the_block_of_a_transformer_can_be_repeated() -> None:
+    """Its Dense works on every position: the next transformer has something to attend over."""
+    graph, _ = graph_of("(9, 9, 4)", "TransformerEncoder(2, 16) { Conv2D(6, 3) Dense(8) } * 3", "GlobalMaxPooling2D()")
+    assert [step.shape for step in graph.steps if step.op == "dense"] == [(49, 8), (25, 8), (9, 8)]
+    assert graph.shape == (8,)
+
+
+def test_a_vector_is_one_pixel_for_a_convolution_that_looks_at_one() -> None:
+    graph, said = graph_of("(6,)", "Conv2D(4, (1, 1))")
+    assert graph.shape == (1, 1, 4)
+    assert said == ["Conv2D_1: its input is 6: it is taken for an image of one pixel"]
+
+
+def test_a_second_embedding_reads_the_input_that_nothing_has_read() -> None:
+    block = "define Block { Dense(8) Add() }\n"
+    inputs = "{ source: (5,) target: (5,) }"
+    graph, said = graph_of(inputs, "Embedding(10, 8)", "Block", "Embedding(12, 8)", "Block", before=block)
+    assert [(each.name, each.vocabulary) for each in graph.inputs] == [("source", 10), ("target", 12)]
+    assert [step.op for step in graph.steps] == ["embedding", "dense", "add", "embedding", "add", "dense", "add"]
+    told = "it reads input target, which nothing has read before it; what Add_1 makes is added"
+    assert said == [f"Embedding_2: {told}"]
+
+
+def test_a_second_embedding_before_a_decoder_leaves_what_was_encoded_to_it() -> None:
+    layers = ("Embedding(10, 8)", "TransformerEncoder(2, 16)", "Embedding(12, 8)", "TransformerDecoder(2, 16)")
+    graph, _ = graph_of("{ source: (5,) target: (7,) }", *layers)
+    decoder = graph.steps[-1]
+    assert (decoder.op, decoder.shapes_in) == ("decoder", ((7, 8), (5, 8)))
+
+
+def test_a_branch_that_another_one_looks_at_is_not_joined_again() -> None:
+    source = "source: { Embedding(10, 8) TransformerEncoder(2, 16) }"
+    target = 'target: { Embedding(12, 8) TransformerDecoder(2, 16, inputs=["source"]) }'
+    graph, said = graph_of("{ source: (5,) target: (7,) }", source, target, "Output(12)")
+    assert (graph.shape, said) == ((7, 12), [])
+    assert graph.steps[-2].shapes_in == ((7, 8), (5, 8))
+
+
+def test_attention_over_very_many_positions_keeps_no_weights_for_dropout() -> None:
+    graph, said = graph_of("(5000, 8)", "TransformerEncoder(2, 16, dropout=0.2)")
+    assert graph.steps[0].options["drops_weights"] is False
+    assert "those of 5,000 positions would not fit" in said[0]
+    assert graph_of("(5000, 8)", "TransformerEncoder(2, 16, dropout=0)")[1] == []
+    assert graph_of("(500, 8)", "TransformerEncoder(2, 16)")[0].steps[0].options["drops_weights"] is True
+
+
+def test_notes_on_a_repeated_layer_are_told_once_for_its_line() -> None:
+    program = parse(TEXT.format(input="(9,)", layers="Dense(4.0) * 3 Dense(5.0)", loss="mse"))
+    told = render_all(check(program)[1], program.source)
+    assert "Dense_1: units=4.0 is taken as 4 (and 2 more like it)\n" in told
+    assert "Dense_4: units=5.0 is taken as 5\n" in told
+    assert told.count(" is taken as ") == 2
+
+
 @pytest.mark.parametrize(
     "layers", [('Output(4, "softmax")',), ("Output(4)", 'Activation("softmax")'), ("Dense(4)", "Softmax()")]
 )
@@ -179,6 +287,15 @@ def test_a_softmax_before_a_cross_entropy_is_left_out_and_reported(layers: tuple
     graphs, problems = check(parse(TEXT.format(input="(3,)", layers=" ".join(layers), loss="categorical_crossentropy")))
     assert graphs[0].steps[-1].activation is None
     assert [each.kind for each in problems] == ["softmax_before_cross_entropy"]
+
+
+@pytest.mark.parametrize("loss", ["", "loss: nobody_knows_this"])
+def test_a_loss_that_is_only_assumed_has_no_softmax_before_it_either(loss: str) -> None:
+    network = f"network N {{ input: (3,) layers: Output(4, 'softmax') {loss} optimizer: adam }}"
+    graphs, problems = check(parse(network))
+    assert graphs[0].steps[-1].activation is None
+    assert "softmax_before_cross_entropy" in [each.kind for each in problems]
+    assert any("cross_entropy, which suits its last layer, is taken" in each.message for each in problems)
 
 
 def test_a_softmax_elsewhere_stays() -> None:

@@ -12,10 +12,22 @@ from keras import layers, ops
 class TransformerEncoder(layers.Layer):
     """Attention and two dense layers, each with a way around it and a normalisation."""
 
-    def __init__(self, width, heads, hidden, dropout=0.1, activation="relu", norm_first=False, causal=False, **options):
+    def __init__(
+        self,
+        width,
+        heads,
+        hidden,
+        dropout=0.1,
+        activation="relu",
+        norm_first=False,
+        causal=False,
+        drops_weights=True,
+        **options,
+    ):
         super().__init__(**options)
         self.norm_first, self.causal = norm_first, causal
-        self.attention = layers.MultiHeadAttention(heads, width // heads, dropout=dropout)
+        of_weights = dropout if drops_weights else 0.0
+        self.attention = layers.MultiHeadAttention(heads, width // heads, dropout=of_weights)
         self.widen = layers.Dense(hidden, activation=activation)
         self.narrow = layers.Dense(width)
         self.norms = [layers.LayerNormalization(epsilon=1e-5) for _ in range(2)]
@@ -46,11 +58,23 @@ class TransformerEncoder(layers.Layer):
 class TransformerDecoder(layers.Layer):
     """As the encoder, with a look at what an encoder made between the two."""
 
-    def __init__(self, width, heads, hidden, dropout=0.1, activation="relu", norm_first=False, causal=True, **options):
+    def __init__(
+        self,
+        width,
+        heads,
+        hidden,
+        dropout=0.1,
+        activation="relu",
+        norm_first=False,
+        causal=True,
+        drops_weights=True,
+        **options,
+    ):
         super().__init__(**options)
         self.norm_first, self.causal = norm_first, causal
-        self.attention = layers.MultiHeadAttention(heads, width // heads, dropout=dropout)
-        self.cross = layers.MultiHeadAttention(heads, width // heads, dropout=dropout)
+        of_weights = dropout if drops_weights else 0.0
+        self.attention = layers.MultiHeadAttention(heads, width // heads, dropout=of_weights)
+        self.cross = layers.MultiHeadAttention(heads, width // heads, dropout=of_weights)
         self.widen = layers.Dense(hidden, activation=activation)
         self.narrow = layers.Dense(width)
         self.norms = [layers.LayerNormalization(epsilon=1e-5) for _ in range(3)]

@@ -242,6 +242,7 @@ def coder_layer(kind: str, o: Options, name: str) -> str:
         activation=unless(quoted(o["nonlinearity"]), '"relu"'),
         norm_first=unless(o["first"], False),
         causal=unless(o["causal"], kind == "Decoder"),
+        drops_weights=unless(o["drops_weights"], True),
         name=name,
     )
 

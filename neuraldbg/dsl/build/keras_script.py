@@ -85,14 +85,28 @@ def _main(graph: Graph, training: KerasTrainingCode) -> Code:
             code.add("random = numpy.random.default_rng(0)")
             made = ", ".join(_random(each.shape, each.vocabulary) for each in graph.inputs)
             code.add(f"inputs, targets = [{made}], {_random_target(graph, training.loss)}")
-        given = "inputs" if len(names) > 1 else "inputs[0]"
-        code.add(f"train({class_name(graph.network.name)}(), {given}, targets)")
+        _start(code, class_name(graph.network.name), training.plan.validation_split, several=len(names) > 1)
     code.add()
     code.add()
     code.add('if __name__ == "__main__":')
     with code.indented():
         code.add("main()")
     return code
+
+
+def _start(code: Code, model: str, split: float, *, several: bool) -> None:
+    """The call of `train`; what the file holds apart is held apart."""
+    if not 0 < split < 1:
+        code.add(f"train({model}(), {'inputs' if several else 'inputs[0]'}, targets)")
+        return
+    apart, rest = (
+        ("[each[:held] for each in inputs]", "[each[held:] for each in inputs]")
+        if several
+        else ("inputs[0][:held]", "inputs[0][held:]")
+    )
+    code.add(f"held = int(len(targets) * {split:g})")
+    code.add(f"validation = ({apart}, targets[:held]) if held else None")
+    code.add(f"train({model}(), {rest}, targets[held:], validation)")
 
 
 def _random(shape: tuple[int, ...], vocabulary: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from neuraldbg.dsl.build.code import Code
 from neuraldbg.dsl.build.keras_layers import call
 from neuraldbg.dsl.build.schedules import schedule_numbers
-from neuraldbg.dsl.build.training_code import is_number, metrics_of, task_loss
+from neuraldbg.dsl.build.training_code import COUNTED, MANY, is_number, metrics_of, task_loss
 from neuraldbg.dsl.graph import Graph
 from neuraldbg.dsl.settings import Plan
 from neuraldbg.errors import BackendMissing
@@ -60,7 +60,8 @@ class KerasTrainingCode:
             code.add(")", self.line)
             code.add("callbacks = list(callbacks)", self.line)
             self._callbacks()
-            code.add("history = model.fit(", self.line)
+            # where Keras makes its step, and where the optimizer is first met: findings on it name this line
+            code.add("history = model.fit(", lines.get("optimizer", self.line))
             with code.indented():
                 code.add(
                     "inputs, targets, validation_data=validation, epochs=epochs, batch_size=batch_size,", self.line
@@ -91,12 +92,16 @@ class KerasTrainingCode:
         return f"keras.losses.BinaryCrossentropy({inner})"
 
     def _metric(self, name: str) -> str:
-        if name != "accuracy":
+        if name == "top_5_accuracy":
+            return f'keras.metrics.SparseTopKCategoricalAccuracy({MANY}, "{name}")'
+        if name not in ("accuracy", *COUNTED):
             return f'"{name}"'
         if self.loss.kind == "classes":
             return 'keras.metrics.SparseCategoricalAccuracy("accuracy")'
         last = self.graph.steps[-1].activation if self.graph.steps else None
         threshold = 0.5 if last in ("sigmoid", "softmax") else 0.0
+        if name in COUNTED:
+            return f'keras.metrics.{name.capitalize()}(thresholds={threshold}, name="{name}")'
         return f'keras.metrics.BinaryAccuracy("accuracy", threshold={threshold})'
 
     def _optimizer(self) -> str:

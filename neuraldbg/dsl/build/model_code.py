@@ -7,7 +7,7 @@ import keyword
 from neuraldbg.dsl.build.code import Code
 from neuraldbg.dsl.build.forward import Forward
 from neuraldbg.dsl.build.modules import BLOCKS, initializer, module_of
-from neuraldbg.dsl.graph import Graph, written
+from neuraldbg.dsl.graph import Graph, Step, written
 
 _TAKEN = frozenset({"torch", "nn", "F", "math", "numpy", "sys", "train", "evaluate", "main", *BLOCKS.values()})
 
@@ -58,10 +58,20 @@ class ModelCode:
             start = initializer(step)
             if start is not None:
                 self.code.add(start, step.line)
+            if step.options.get("drops_weights") is False:
+                self._keep_attention_whole(step)
             if module is not None and step.layer.params.get("trainable") is False:
                 self.code.add(f"self.{step.name}.requires_grad_(False)", step.line)
             for name, text in forward.companions.get(step.name, []):
                 self.code.add(f"self.{name} = {text}", step.line)
+
+    def _keep_attention_whole(self, step: Step) -> None:
+        code = self.code
+        code.add(f"for part in self.{step.name}.modules():", step.line)
+        with code.indented():
+            code.add("if isinstance(part, nn.MultiheadAttention):", step.line)
+            with code.indented():
+                code.add("part.dropout = 0.0  # else the weights of all pairs of positions are kept", step.line)
 
     def _penalty(self) -> None:
         """What regularizers add to the loss."""

@@ -81,9 +81,14 @@ def run_onnx(graph: Graph, exported: bytes, inputs: Sequence[Any], *, kept: list
     session = kept[0] if kept else _session(exported)
     if kept is not None and not kept:
         kept.append(session)
-    wanted = {each.name for each in session.get_inputs()}  # an input that nothing reads is not in the file
+    return np.asarray(session.run(None, fed(graph, session, inputs))[0])
+
+
+def fed(graph: Graph, session: Any, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Inputs by their names; one that nothing reads is not in the file."""
+    wanted = {each.name for each in session.get_inputs()}
     given = dict(zip(input_names(graph), (np.asarray(each) for each in inputs), strict=True))
-    return np.asarray(session.run(None, {name: given[name] for name in given if name in wanted})[0])
+    return {name: given[name] for name in given if name in wanted}
 
 
 def _session(exported: bytes) -> Any:
@@ -137,5 +142,4 @@ def _export_code(graph: Graph) -> Code:
             code.add("expected = model(*examples).numpy()")
         code.add("gap = abs(session.run(None, feed)[0] - expected).max() / abs(expected).max()")
         code.add('print(f"{path}: outputs agree to {gap:.1e}")')
-    code.add()
     return code

@@ -56,10 +56,11 @@ def script(graph: Graph, file: str) -> str:
     lines += ["import sys", "", "import torch"]
     lines += [f"from torch import {'Tensor, nn' if 'Tensor' in text else 'nn'}"]
     lines += ["from torch.nn import functional as F"] if functional else []
-    lines += ["from torch.utils.data import DataLoader, TensorDataset", "", ""]
+    body = model.code.text + "\n\n" + training.code.text + "\n\n" + _main(graph, plan, training).text
+    split = ", random_split" if "random_split(" in body else ""
+    lines += [f"from torch.utils.data import DataLoader, TensorDataset{split}", "", ""]
     for block in blocks:
         lines += [block, "", ""]
-    body = model.code.text + "\n\n" + training.code.text + "\n\n" + _main(graph, plan, training).text
     return "\n".join([*lines, ""]) + body
 
 
@@ -86,8 +87,14 @@ def _main(graph: Graph, plan: Plan, training: TrainingCode) -> Code:
         with code.indented():
             made = [_random(each.shape, each.vocabulary) for each in graph.inputs]
             code.add(f"data = TensorDataset({', '.join([*made, _random_target(graph, training.loss)])})")
-        loader = f"DataLoader(data, batch_size={plan.batch_size}, shuffle={plan.shuffle})"
-        code.add(f"train({name}(), {loader})")
+        loader = f"batch_size={plan.batch_size}, shuffle={plan.shuffle})"
+        if 0 < plan.validation_split < 1:
+            code.add(f"held = int(len(data) * {plan.validation_split:g})")
+            code.add("apart, rest = random_split(data, [held, len(data) - held])")
+            code.add(f"validation = DataLoader(apart, batch_size={plan.batch_size}) if held else None")
+            code.add(f"train({name}(), DataLoader(rest, {loader}, validation)")
+        else:
+            code.add(f"train({name}(), DataLoader(data, {loader})")
     code.add()
     code.add()
     code.add('if __name__ == "__main__":')

@@ -8,7 +8,7 @@ from neuraldbg.dsl.build.code import Code
 from neuraldbg.dsl.build.schedules import schedule_code
 from neuraldbg.dsl.graph import Graph
 from neuraldbg.dsl.losses import Loss, loss_of
-from neuraldbg.dsl.settings import Plan
+from neuraldbg.dsl.settings import Plan, metric_of
 
 _LOSSES = {
     "cross_entropy": "nn.CrossEntropyLoss()",
@@ -42,7 +42,9 @@ _KNOWS = {
     "NAdam": {"eps", "weight_decay"},
     "RAdam": {"eps", "weight_decay"},
 }
-METRICS = ("accuracy", "mae", "mse")
+COUNTED = {"precision": "guessed", "recall": "positive"}  # of what the hits are a part
+WIDTH = 100  # of a line
+MANY = 5  # of the classes that a top_5_accuracy looks at
 
 
 class TrainingCode:
@@ -89,7 +91,10 @@ class TrainingCode:
                 self._after_epoch(schedule is not None and not schedule.per_step)
 
     def _totals(self) -> None:
-        self.code.add(" = ".join(["seen", "total", *self.metrics, "0"]), self.line)
+        means = [name for name in self.metrics if name not in COUNTED]
+        counts = [COUNTED[name] for name in self.metrics if name in COUNTED]
+        hits = ["hits"] if counts else []
+        self.code.add(" = ".join(["seen", "total", *means, *hits, *counts, "0"]), self.line)
 
     def _unpacked(self) -> str:
         return "inputs, targets" if len(self.graph.inputs) == 1 else "*inputs, targets"
@@ -124,12 +129,24 @@ class TrainingCode:
         code.add("seen += len(targets)", self.line)
         code.add("total += loss.item() * len(targets)", self.line)
         for name in self.metrics:
-            code.add(f"{name} += {self._metric(name)}.item() * len(targets)", line)
+            if name not in COUNTED:
+                code.add(f"{name} += {self._metric(name)}.item() * len(targets)", line)
+        if any(name in COUNTED for name in self.metrics):
+            code.add(f"guesses = (outputs > {self._threshold()}).float()", line)
+            code.add("hits += (guesses * targets).sum().item()", line)
+        for name in self.metrics:
+            if name in COUNTED:
+                code.add(f"{COUNTED[name]} += {'guesses' if name == 'precision' else 'targets'}.sum().item()", line)
+
+    def _measured(self, name: str) -> str:
+        return f"hits / max({COUNTED[name]}, 1)" if name in COUNTED else f"{name} / seen"
 
     def _metric(self, name: str) -> str:
         if name == "accuracy":
             guess = "outputs.argmax(-1)" if self.loss.kind == "classes" else f"(outputs > {self._threshold()}).float()"
             return f"({guess} == targets).float().mean()"
+        if name == "top_5_accuracy":
+            return f"(outputs.topk({MANY}, -1).indices == targets.unsqueeze(-1)).any(-1).float().mean()"
         return "(outputs - targets).abs().mean()" if name == "mae" else "(outputs - targets).square().mean()"
 
     def _threshold(self) -> str:
@@ -138,9 +155,8 @@ class TrainingCode:
 
     def _after_epoch(self, scheduled: bool) -> None:
         code, plan = self.code, self.plan
-        told = [f'"{name}": {name} / seen' for name in self.metrics]
-        parts = ", ".join(['"epoch": epoch + 1', '"loss": total / seen', *told])
-        code.add(f"told = {{{parts}}}", self.line)
+        told = [f'"{name}": {self._measured(name)}' for name in self.metrics]
+        self._dict("told = ", ['"epoch": epoch + 1', '"loss": total / seen', *told])
         code.add("if validation is not None:", self.line)
         with code.indented():
             code.add("told.update(evaluate(model, criterion, validation))", self.line)
@@ -171,8 +187,20 @@ class TrainingCode:
                 code.add(f"outputs = {self._call()}", self.line)
                 code.add(f"loss = {self._loss_call()}", self.line)
                 self._count()
-            told = ", ".join(['"val_loss": total / seen', *(f'"val_{name}": {name} / seen' for name in self.metrics)])
-            code.add(f"return {{{told}}}", self.line)
+            told = ['"val_loss": total / seen', *(f'"val_{name}": {self._measured(name)}' for name in self.metrics)]
+            self._dict("return ", told)
+
+    def _dict(self, head: str, parts: list[str]) -> None:
+        """On one line where it fits."""
+        text = f"{head}{{{', '.join(parts)}}}"
+        if len(text) <= WIDTH:
+            self.code.add(text, self.line)
+            return
+        self.code.add(f"{head}{{", self.line)
+        with self.code.indented():
+            for part in parts:
+                self.code.add(f"{part},", self.line)
+        self.code.add("}", self.line)
 
     # -- expressions -----------------------------------------------------------------------------------------------
 
@@ -203,11 +231,9 @@ def is_number(value: Any) -> bool:
 
 def metrics_of(graph: Graph, loss: Loss) -> list[str]:
     """Of those the file asks for, the ones that are computed."""
-    asked = {"acc": "accuracy", "mean_absolute_error": "mae", "mean_squared_error": "mse"}
-    wanted = [asked.get(name.lower(), name.lower()) for name in graph.network.metrics]
-    wanted = ["accuracy" if name.endswith("accuracy") else name for name in wanted]
-    fitting = METRICS if loss.kind == "values" else ("accuracy",)
-    return [name for name in fitting if name in wanted and not (name == "accuracy" and loss.kind == "values")]
+    wanted = dict.fromkeys(metric_of(name, loss.kind) for name in graph.network.metrics)
+    few = {"top_5_accuracy"} if graph.shape[-1] <= MANY else set()
+    return sorted(name for name in wanted if name is not None and name not in few)
 
 
 def task_loss(graph: Graph) -> Loss:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from neuraldbg.dsl.graph import written
 from neuraldbg.dsl.rules.use import Made, Use, rule
 
+LONGEST_DROPPED = 4096  # positions: beyond, the weights of all pairs of them do not fit into memory
+
 
 def heads_for(use: Use, width: int, *, default: int = 8) -> int:
     """The heads asked for, or the most below that divide the width."""
@@ -75,7 +77,17 @@ def _options(use: Use, width: int) -> dict[str, object]:
         "layers": use.integer("num_layers", default=1),
         "nonlinearity": activation,
         "first": use.flag("norm_first"),
+        "drops_weights": _drops_weights(use),
     }
+
+
+def _drops_weights(use: Use) -> bool:
+    """Whether dropout also takes away from the weights of the attention: for that all of them have to be kept."""
+    longest = max(shape[0] for shape in use.shapes)
+    if longest > LONGEST_DROPPED and use.rate("dropout", "rate", default=0.1) > 0:
+        use.warn(f"dropout leaves the weights of its attention alone: those of {longest:,} positions would not fit")
+        return False
+    return True
 
 
 @rule("TransformerEncoder")

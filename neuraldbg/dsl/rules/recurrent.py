@@ -38,7 +38,7 @@ def recurrent(use: Use) -> Made:
         "bias": bias,
         "nonlinearity": activation,
     }
-    if use.number("recurrent_dropout", default=0.0):
+    if use.rate("recurrent_dropout", default=0.0):
         use.warn("recurrent_dropout is not applied")
     if use.flag("return_state"):
         use.warn("return_state: only the output is handed on")

@@ -6,26 +6,37 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from neuraldbg.dsl.build.onnx_model import run_onnx, to_onnx
+from neuraldbg.dsl.build.onnx_model import fed, run_onnx, to_onnx
 from neuraldbg.dsl.build.torch_model import build
 from neuraldbg.dsl.check import check
 from neuraldbg.dsl.graph import Graph
 from neuraldbg.dsl.program import parse_file
+from neuraldbg.dsl.train.layer_times import (
+    EAGER,
+    HOOKS,
+    PROFILER,
+    Times,
+    by_layer,
+    keras_times,
+    onnx_times,
+    torch_times,
+)
 from neuraldbg.dsl.train.synthetic import synthesize
 
 WARMUP = 3
-Timed = tuple[Callable[[], Any], Callable[[], list[dict[str, Any]]]]  # a forward, and times of layers after some
+Timed = tuple[Callable[[], Any], Callable[[], Times], str]  # a forward; times of layers, and where they come from
 
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
     graph = check(parse_file(asked["path"]), only=asked["network"])[0][0]
-    forward, layers = prepared(graph, asked["path"], asked["backend"], asked["batch"])
+    forward, times_of, told_by = prepared(graph, asked["path"], asked["backend"], asked["batch"])
     outputs = forward()
     np.save(Path(asked["outputs"]), np.asarray(outputs))
     for _ in range(WARMUP):
@@ -35,8 +46,9 @@ def main() -> None:
         start = time.perf_counter()
         forward()
         times.append(time.perf_counter() - start)
-    told = {"mean_s": float(np.mean(times)), "std_s": float(np.std(times)), "layers": layers()}
-    print(json.dumps(told))
+    layers = by_layer(graph, times_of())
+    told = {"mean_s": float(np.mean(times)), "std_s": float(np.std(times)), "layers": layers}
+    print(json.dumps({**told, "layers_from": told_by if layers else None}))
 
 
 def prepared(graph: Graph, path: str, backend: str, batch: int) -> Timed:
@@ -61,51 +73,27 @@ def _torch(model: Any, tensors: list[Any]) -> Timed:
         with torch.no_grad():
             return model(*tensors).numpy()
 
-    def layers() -> list[dict[str, Any]]:
-        times: dict[str, list[float]] = {}
-        handles = [handle for name, module in model.named_children() for handle in _clocked(module, name, times)]
-        for _ in range(WARMUP + 7):
-            forward()
-        for handle in handles:
-            handle.remove()
-        return [_told(name, values[WARMUP:]) for name, values in times.items()]
-
-    return forward, layers
-
-
-def _clocked(module: Any, name: str, times: dict[str, list[float]]) -> list[Any]:
-    began = [0.0]
-
-    def before(*_: Any) -> None:
-        began[0] = time.perf_counter()
-
-    def after(*_: Any) -> None:
-        times.setdefault(name, []).append(time.perf_counter() - began[0])
-
-    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-
-
-def _told(layer: str, seconds: list[float]) -> dict[str, Any]:
-    return {"layer": layer, "mean_s": float(np.mean(seconds)), "std_s": float(np.std(seconds)), "calls": len(seconds)}
+    return forward, partial(torch_times, model, forward), HOOKS
 
 
 def _onnx(graph: Graph, model: Any, inputs: list[Any]) -> Timed:
-    """ONNX Runtime merges and renames nodes: it tells the time of the whole."""
     exported, _ = to_onnx(graph, model, inputs)
     session: list[Any] = []
 
     def forward() -> Any:
         return run_onnx(graph, exported, inputs, kept=session)
 
-    return forward, list
+    def times() -> Times:
+        return onnx_times(graph, exported, fed(graph, session[0], inputs))
+
+    return forward, times, PROFILER
 
 
 def _keras(graph: Graph, path: str, model: Any, inputs: list[Any], backend: str) -> Timed:
-    """Compiled as a whole: layers cannot be told apart."""
     from neuraldbg.dsl.build.keras_script import build_keras
     from neuraldbg.dsl.build.keras_weights import copy_weights
 
     made = build_keras(graph, path, backend=backend).make()
     copy_weights(graph, model, made)
     given = inputs if len(inputs) > 1 else inputs[0]
-    return lambda: made.predict_on_batch(given), list
+    return lambda: made.predict_on_batch(given), partial(keras_times, made, given), EAGER

@@ -35,8 +35,8 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True)
 class BackendResult:
-    """One backend. `layers` is empty where it cannot tell layers apart; `difference` is that of its outputs to the
-    first backend's, as a part of the largest of them."""
+    """One backend. `layers` is empty where it cannot tell layers apart, `layers_from` how it does; `difference` is that
+    of its outputs to the first backend's, as a part of the largest of them."""
 
     backend: str
     network: str
@@ -45,6 +45,7 @@ class BackendResult:
     repeats: int
     difference: float
     layers: tuple[LayerTime, ...] = ()
+    layers_from: str | None = None
 
     def profile(self) -> dict[str, Any]:
         """As `ComparativeProfiler.add_backend_profile` takes it."""
@@ -102,7 +103,7 @@ def _each(asked: dict[str, Any], backends: tuple[str, ...]) -> tuple[BackendResu
             expected = outputs if expected is None else expected
             layers = tuple(LayerTime(**each) for each in told["layers"])
             numbers = (told["mean_s"], told["std_s"], asked["repeats"], difference(expected, outputs))
-            results.append(BackendResult(backend, asked["network"], *numbers, layers))
+            results.append(BackendResult(backend, asked["network"], *numbers, layers, told["layers_from"]))
     return tuple(results)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import pickle
 import struct
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from neuraldbg.dsl.train.memory import free_on
 from neuraldbg.dsl.train.samples import Array, Samples
 from neuraldbg.errors import BackendMissing, UsageError
 
@@ -74,24 +77,26 @@ def _npz(path: Path) -> Samples:
     if not inputs:
         raise UsageError(f"{path}: holds {', '.join(names) or 'nothing'}; x (or x1, x2, ...) and y are expected")
     targets = arrays[target] if target else _EMPTY
-    return Samples(tuple(arrays[n] for n in inputs), targets, _told(path, len(arrays[inputs[0]])))
+    told = _told(path, arrays[inputs[0]].shape[0] if arrays[inputs[0]].ndim else 1)
+    return Samples(tuple(arrays[n] for n in inputs), targets, told, names=tuple(inputs))
 
 
 def _npy(path: Path) -> Samples:
     inputs = _load(path)
     beside = path.with_name("y" + path.name[1:]) if path.name[:1].lower() == "x" else None
     targets = _load(beside) if beside is not None and beside.is_file() else _EMPTY
-    return Samples((inputs,), targets, _told(path, len(inputs)))
+    return Samples((inputs,), targets, _told(path, inputs.shape[0] if inputs.ndim else 1))
 
 
 def _csv(path: Path) -> Samples:
     """The last column is the target; a first line without numbers is a header."""
-    delimiter = "\t" if ".tsv" in path.name else ","
     try:
         text = _bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
+        first = text.partition("\n")[0]
+        delimiter = next((each for each in ",;\t" if each in first), ",")
+        rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
-    rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row]
     if rows and not _is_number(rows[0][0]):
         rows = rows[1:]
     if not rows or len(rows[0]) < 2:
@@ -106,8 +111,17 @@ def _csv(path: Path) -> Samples:
     return Samples((inputs,), targets, _told(path, len(rows)))
 
 
+def _need_room(path: Path, size: int) -> None:
+    """Before anything is read: what does not fit into memory is refused, not tried."""
+    free = free_on("cpu")
+    if free is not None and size > free:
+        need, have = f"{size / 1e9:,.1f} GB", f"{free / 1e9:,.1f} GB"
+        raise UsageError(f"{path}: needs about {need} of memory, {have} are free; take a part of it")
+
+
 def _bytes(path: Path) -> bytes:
     try:
+        _need_room(path, 2 * path.stat().st_size)
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
@@ -134,8 +148,10 @@ def read_idx(path: Path) -> Array:
     if len(data) < 4 + 4 * rank:
         raise UsageError(f"{path}: ends in its own header")
     shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
-    values = np.frombuffer(data, dtype=np.dtype(_IDX_TYPES[data[2]]), offset=4 + 4 * rank)  # type: ignore[call-overload]
-    if values.size != int(np.prod(shape, dtype=np.int64)):
+    kind = np.dtype(_IDX_TYPES[data[2]])  # type: ignore[call-overload]
+    body = len(data) - 4 - 4 * rank
+    values = np.frombuffer(data, dtype=kind, offset=4 + 4 * rank, count=body // kind.itemsize)
+    if values.size != math.prod(shape) or body % kind.itemsize:
         raise UsageError(f"{path}: its header promises {'x'.join(map(str, shape))} values, {values.size} follow")
     return values.reshape(shape)
 
@@ -191,7 +207,7 @@ def _cifar(paths: list[Path]) -> Samples:
             with path.open("rb") as file:
                 batch = _ArraysOnly(file, encoding="latin1").load()
             rows = np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-            labels.append(np.asarray(batch.get("labels", batch.get("fine_labels"))))
+            labels.append(np.asarray(batch.get("labels", batch.get("fine_labels")), dtype=np.int64).reshape(-1))
         except (pickle.UnpicklingError, OSError, EOFError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"{path}: not read as a CIFAR batch: {error}") from None
         images.append(rows.transpose(0, 2, 3, 1))
@@ -201,26 +217,38 @@ def _cifar(paths: list[Path]) -> Samples:
 
 def _pictures(path: Path, shape: tuple[int, ...]) -> Samples:
     """One folder a class."""
-    classes = sorted(each for each in path.iterdir() if each.is_dir())
+    classes = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
     files = [(p, n) for n, c in enumerate(classes) for p in sorted(c.iterdir()) if p.suffix.lower() in _PICTURES]
+    if not files and (path / "train").is_dir():  # beside val and test
+        return _pictures(path / "train", shape)
     if not files:
         raise UsageError(f"{path}: no dataset of a known kind in it (one folder of pictures a class is expected)")
-    try:
-        from PIL import Image
-    except ImportError:
-        raise BackendMissing(f"{path}: pictures need Pillow, which is not installed: pip install pillow") from None
     if len(shape) != 3 or shape[-1] not in (1, 3):
         raise UsageError(f"{path}: pictures need an input of (height, width, 1) or (height, width, 3)")
-    images = []
-    for file, _ in files:
-        try:
-            with Image.open(file) as picture:
-                small = picture.convert("L" if shape[-1] == 1 else "RGB").resize((shape[1], shape[0]))
-                images.append(np.asarray(small, dtype=np.uint8).reshape(shape))
-        except OSError as error:
-            raise UsageError(f"{file}: cannot be read as a picture: {error}") from None
+    _need_room(path, 5 * len(files) * math.prod(shape))  # as bytes, then as floats
+    images = [_picture(file, shape) for file, _ in files]
     return Samples((np.stack(images),), np.array([n for _, n in files]), _told(path, len(images)))
 
 
+def _picture(file: Path, shape: tuple[int, ...]) -> Array:
+    """Grey or RGB, brought to the size of the input."""
+    try:
+        from PIL import Image
+    except ImportError:
+        extra = "pip install 'neural-debugger[images]'"
+        raise BackendMissing(f"{file}: pictures need Pillow, which is not installed: {extra}") from None
+    height, width, channels = shape
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file) as picture:
+                small = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+        return np.asarray(small, dtype=np.uint8).reshape(shape)
+    except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: how Pillow calls a damaged PNG
+        raise UsageError(f"{file}: cannot be read as a picture: {error}") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise UsageError(f"{file}: refused: so many pixels are no picture but an attack on memory") from None
+
+
 def _told(path: Path, count: int) -> str:
-    return f"{path} ({count:,} samples)"
+    return f"{path} ({count:,} sample{'' if count == 1 else 's'})"

@@ -14,8 +14,9 @@ from neuraldbg.dsl.losses import Loss
 from neuraldbg.dsl.problems import Problem, render_all
 from neuraldbg.dsl.program import Program, parse_file
 from neuraldbg.dsl.train.loop import Options, Trained, train
+from neuraldbg.dsl.train.memory import free_on, need_memory
 from neuraldbg.dsl.train.samples import Samples
-from neuraldbg.errors import BackendMissing, DslError
+from neuraldbg.errors import DslError
 
 SMALL_STEP = 1_000_000_000  # operations of an update below which one thread computes it
 
@@ -36,7 +37,6 @@ class Job:
         """Train every network, one after the other."""
         for graph in self.graphs:
             _need_parameters(graph)
-            _need_memory(graph)
             self.done.append(self._trained(graph))
 
     def _trained(self, graph: Graph) -> Trained:
@@ -46,6 +46,7 @@ class Job:
             from neuraldbg.dsl.train.keras_loop import train_keras
 
             keras_built = build_keras(graph, self.path, backend=self.backend)
+            need_memory(graph, keras_built.plan, 0, free_on("cpu") or 0)
             return train_keras(keras_built, self._samples(graph, keras_built.loss), self.options, _print)
         from neuraldbg.dsl.build.torch_model import build
 
@@ -95,18 +96,6 @@ def _need_parameters(graph: Graph) -> None:
         raise DslError(f"{graph.network.name}: no layer of it has parameters, so there is nothing to train")
 
 
-def _need_memory(graph: Graph) -> None:
-    """Weights, their gradients and what an optimizer keeps of each: refused before the machine starts to swap."""
-    import psutil
-
-    needed, free = graph.parameters * 16, psutil.virtual_memory().available
-    if needed > free:
-        told = (
-            f"{graph.parameters:,} parameters need about {needed / 1e9:,.0f} GB to train, {free / 1e9:,.0f} GB are free"
-        )
-        raise BackendMissing(f"{graph.network.name} cannot be trained on this machine: {told}")
-
-
 def _shown(path: str) -> str:
     """A file as findings name it: relative to the working directory where it lies below it."""
     here, full = os.getcwd() + os.sep, os.path.abspath(path)
@@ -123,15 +112,22 @@ def _size(graph: Graph) -> str:
 
 
 def prepare(
-    path: str, options: Options, *, backend: str | None = None, quiet: bool = False, written: bool = False
+    path: str,
+    options: Options,
+    *,
+    backend: str | None = None,
+    quiet: bool = False,
+    written: bool = False,
+    searched: bool = False,
 ) -> Job:
     """Read and check a file; what is to be said about it goes to stderr. Imports no framework; what is only `written`
-    as code needs none either."""
+    as code needs none either. Of choices that are `searched` nothing has been taken yet."""
     wanted = backend_of(backend) if written else need_backend(backend)
     program = parse_file(path)
     if not program.networks:
         raise DslError(f"{path}: holds no network to train")
     graphs, problems = check(program, only=options.network)
-    if problems and not quiet:
-        print(render_all(problems, program.source), file=sys.stderr, flush=True)
+    said = [each for each in problems if not (searched and each.kind == "choice")]
+    if said and not quiet:
+        print(render_all(said, program.source), file=sys.stderr, flush=True)
     return Job(path, program, graphs, problems, options, wanted)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neuraldbg.dsl.build.built import Built
+from neuraldbg.dsl.train.memory import free_on, need_memory
 from neuraldbg.dsl.train.samples import Samples
 
 Say = Callable[[str], None]
@@ -128,6 +129,10 @@ def train(built: Built, samples: Samples, options: Options, say: Say, *, name: s
 
     torch.manual_seed(options.seed)
     device = pick_device(options.device or built.graph.network.device, say)
+    free = free_on(device)
+    if free is not None:
+        batch = min(options.batch or built.plan.batch_size, len(samples))
+        need_memory(built.graph, built.plan, batch, free)
     model = built.make().to(device)
     if name is not None:
         built.namespace.setdefault(name, model)
