@@ -29,9 +29,8 @@ def answer(errand: Errand, recorded: Recorded, objects: Objects, core: Any) -> N
                 parameter.data.copy_(value)
     tape = recorded.tape(errand.step, objects)
     layers = {f"{site}/{path}": _module(recorded, objects, site, path) for site, path in errand.layers}
-    bound: Any = SimpleNamespace(
-        core=core, tape=tape, optimizers=[one for one in objects.optimizers if one is not None]
-    )
+    optimizers = [one for one in objects.optimizers if one is not None]
+    bound: Any = SimpleNamespace(core=core, tape=tape, optimizers=optimizers, repeatable=recorded.repeatable)
     rebuilder = Rebuilder(bound)
     bundle = Bundle(recorded, objects, tape, errand.step) if errand.bundle else None
     if bundle is not None:
@@ -42,8 +41,7 @@ def answer(errand: Errand, recorded: Recorded, objects: Objects, core: Any) -> N
     tensors: dict[str, Tensor] = {}
     told = {name: _told(seen, name, tensors) for name, seen in made.seen.items()}
     tensorfile.write(Path(errand.out, TENSORS), tensors, {})
-    found = {"proof": made.proof, "identical": identical(made), "checked": made.checked, "from_step": made.from_step}
-    Path(errand.out, ANSWER).write_text(json.dumps({**found, "layers": told}), encoding="utf-8")
+    Path(errand.out, ANSWER).write_text(json.dumps({**_about(made), "layers": told}), encoding="utf-8")
 
 
 def _script(errand: Errand) -> str:
@@ -55,9 +53,11 @@ def _script(errand: Errand) -> str:
     return str(path.relative_to(scratch))
 
 
-def identical(made: Rebuilt) -> bool | None:
-    """None where nothing could be compared."""
-    return False if made.differs_since is not None else True if made.checked else None
+def _about(made: Rebuilt) -> dict[str, Any]:
+    proof, identical = made.proof_of(None)
+    proofs = {what: made.proof_of(what) for what in tensors_of(Seen())}
+    told = {"proof": proof, "identical": identical, "checked": made.checked, "from_step": made.from_step}
+    return {**told, "varies": made.varies, "proofs": proofs}
 
 
 def _refuse_what_differs(recorded: Recorded, objects: Objects, errand: Errand) -> None:

@@ -38,6 +38,7 @@ class ArmPlan:
     origin: str  # the working directory itself, which is not written to
     steps: int | None
     seeded: bool = False
+    deterministic: bool = False  # as the run was
     operations: str | None = None  # a file to log every operation to; then nothing else is recorded
 
     def to_json(self) -> str:
@@ -113,7 +114,9 @@ def run(plan: ArmPlan) -> int:
     guard = Guard(plan.origin, plan.scratch, plan.run_dir)
     program = load_module(plan.target, plan.args) if plan.module else load_script(plan.target, plan.args)
     changed = Changed(plan)
-    attachment = Attachment(Plan(plan.run_dir, 0.01)) if plan.operations is None else None
+    attachment = (
+        Attachment(Plan(plan.run_dir, 0.01, deterministic=plan.deterministic)) if plan.operations is None else None
+    )
     changed.install()
     if attachment is not None:
         attachment.start()

@@ -14,7 +14,7 @@ from neuraldbg.capture.torch.passes import tensors as tensors_in
 from neuraldbg.capture.torch.recording import tensorfile
 from neuraldbg.capture.torch.recording.coding import Encoder, Generators, Unwritable
 from neuraldbg.capture.torch.recording.losses import Remade, told_loss
-from neuraldbg.capture.torch.recording.spool import told_record
+from neuraldbg.capture.torch.recording.spool import told_autocast, told_record
 from neuraldbg.capture.torch.recording.tape import Entry, Tape, TapedBackward, TapedPass
 from neuraldbg.errors import NotRecorded
 from neuraldbg.replay import repro
@@ -80,7 +80,8 @@ class Bundle:
         arrived = list(self._arrived(entry, encoder)) if loss is None else []
         of = next((each.number for each in self._passes() if entry.backward in each.arrived), None)
         value = None if entry.value is None else encoder.tensor(entry.value)
-        return {"kind": "backward", "value": value, "loss": loss, "of": of, "arrived": arrived}
+        told = {"kind": "backward", "value": value, "loss": loss, "of": of, "arrived": arrived}
+        return {**told, "autocast": told_autocast(entry.autocast)}
 
     def _passes(self) -> Iterator[TapedPass]:
         return (each for each in self._entries if isinstance(each, TapedPass))
@@ -96,7 +97,7 @@ def finish(answer: Path, target: Path, origin: Path, files: list[str]) -> None:
     """Put the bundle where it is wanted, with the user's files and the script."""
     shutil.copytree(answer / BUNDLE, target)
     shutil.copy(Path(repro.__file__), target / SCRIPT)
-    for name in files:
+    for name in (name for name in files if not Path(name).is_absolute()):
         copy = target / "source" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(origin / name, copy)

@@ -17,8 +17,8 @@ WRITING = frozenset("wax+")
 LOW_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 READS = ("listdir", "scandir", "stat", "access")  # not what looks at links themselves: they show the original
 EDITS = ("truncate", "chmod", "utime")  # of a file that has to be our own
-NAMES = {"mkdir": 1, "rmdir": 1, "remove": 1, "unlink": 1, "rename": 2, "replace": 2, "link": 2}
-_REAL = {name: getattr(os, name) for name in ("unlink", "mkdir", "listdir", "chmod")}
+NAMES = {"mkdir": 1, "rmdir": 1, "remove": 1, "unlink": 1, "rename": 2, "replace": 2, "link": 2, "symlink": 2}
+_REAL = {name: getattr(os, name) for name in ("unlink", "mkdir", "listdir", "chmod", "symlink")}
 _OPEN = io.open
 AUDITED = ("os.remove", "os.rmdir", "os.rename", "os.truncate", "os.chmod", "os.mkdir", "shutil.rmtree")
 
@@ -32,7 +32,11 @@ class Guard:
         self._spared = os.path.realpath(spared)
         self._patches = Patches()
         self._armed = False
-        self._watch = ImportWatch("torch", self._torch_imported)
+        self._watches = (
+            ImportWatch("torch", self._torch_imported),
+            ImportWatch("safetensors", self._safetensors_imported),
+            ImportWatch("sqlite3", self._sqlite_imported),
+        )
 
     def install(self) -> None:
         for owner in (builtins, io):
@@ -44,20 +48,33 @@ class Guard:
             self._patches.replace(os, name, self._mapping(getattr(os, name), 1, self.own))
         for name, paths in NAMES.items():
             self._patches.replace(os, name, self._mapping(getattr(os, name), paths, self.own_folder))
-        self._watch.install()
+        for watch in self._watches:
+            watch.install()
         self._armed = True
         sys.addaudithook(self._audit)
 
     def remove(self) -> None:
         self._armed = False
-        self._watch.remove()
+        for watch in self._watches:
+            watch.remove()
         self._patches.close()
 
+    # What opens files below Python, where nothing of the above is asked:
+
     def _torch_imported(self) -> None:
-        """Its writer opens files below Python."""
-        torch: Any = sys.modules["torch"]
-        real = torch.save
-        self._patches.replace(torch, "save", lambda obj, f, *args, **kw: real(obj, self.own(f), *args, **kw))
+        self._second_is_written(sys.modules["torch"], "save")
+
+    def _safetensors_imported(self) -> None:
+        self._second_is_written(sys.modules["safetensors"], "serialize_file")
+
+    def _second_is_written(self, owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+        self._patches.replace(owner, name, lambda obj, f, *args, **kw: real(obj, self.own(f), *args, **kw))
+
+    def _sqlite_imported(self) -> None:
+        sqlite: Any = sys.modules["sqlite3"]
+        real = sqlite.connect
+        self._patches.replace(sqlite, "connect", lambda database, *args, **kw: real(self.own(database), *args, **kw))
 
     # -- paths ---------------------------------------------------------------------------------------------------------
 
@@ -149,7 +166,7 @@ def _open_up(link: str) -> None:
     _REAL["unlink"](link)
     _REAL["mkdir"](link)
     for name in _REAL["listdir"](target):
-        os.symlink(os.path.join(target, name), os.path.join(link, name))
+        _REAL["symlink"](os.path.join(target, name), os.path.join(link, name))
 
 
 def _writes(args: tuple[Any, ...]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,16 +71,25 @@ def effect(control: Ending, arm: Ending, cause: str | None = None) -> str:
 
     A training that went wrong is cured when its loss comes down where the control's did not. One whose loss was fine is
     cured of a cause when that cause is no longer found and nothing was lost."""
-    if (arm.exit_code not in (0, None) or arm.timed_out) and control.exit_code in (0, None):
+    if arm.exit_code not in (0, None) and control.exit_code in (0, None):
         return "harm"
     if control.exit_code not in (0, None) and arm.exit_code in (0, None):
         return "cured" if not failed(arm) or arm.updates > control.updates else "helps"
+    if arm.timed_out:
+        return _in_less_time(control, arm)
     by_loss = _by_loss(control, arm)
     if by_loss in ("harm", "cured") or cause is None:
         return by_loss
     if cause in control.kinds and cause not in arm.kinds and not failed(control):
         return "cured" if not arm.kinds - control.kinds else "helps"
     return by_loss
+
+
+def _in_less_time(control: Ending, arm: Ending) -> str:
+    """An arm whose time ran out is held against as many updates of the control. One that hardly moved does harm."""
+    if arm.updates < min(LAST, control.updates):
+        return "harm" if not control.timed_out else "no_effect"
+    return _by_loss(replace(control, losses=control.losses[: arm.updates]), arm)
 
 
 def _by_loss(control: Ending, arm: Ending) -> str:

@@ -14,7 +14,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.origin.rerun import as_it_was, unseen
-from neuraldbg.capture.torch.passes import RngState, output_digest, tensors
+from neuraldbg.capture.torch.passes import RngState, autocast_as, tensors
+from neuraldbg.capture.torch.recording.hashing import Hasher, settled
 from neuraldbg.capture.torch.recording.losses import Remade
 from neuraldbg.capture.torch.recording.taking import state_of
 from neuraldbg.capture.torch.recording.tape import (
@@ -26,9 +27,12 @@ from neuraldbg.capture.torch.recording.tape import (
     TapedPass,
     TapedUpdate,
 )
-from neuraldbg.capture.torch.stats import digest_of
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.errors import NotRecorded
+
+GRADIENTS = ("gradient", "weight_gradient")
+ABOUT = "±"
+VARYING = "gradients on CUDA vary from run to run unless it is recorded with --deterministic"
 
 
 @dataclass
@@ -51,12 +55,39 @@ class Rebuilt:
     from_step: int
     checked: int = 0  # hashes that were compared
     differs_since: int | None = None  # step
+    varies: bool = False  # gradients come out a little different each time: CUDA, without repeatable kernels
+    passes_checked: int = 0  # of the hashes, those of outputs, up to the step
+    passes_differ_since: int | None = None
 
     @property
     def proof(self) -> str:
-        if self.differs_since is not None:
-            return f"not identical since update {self.differs_since}"
-        return "proved identical" if self.checked else "not proved: nothing of it could be hashed"
+        return self.proof_of(None)[0]
+
+    def proof_of(self, what: str | None) -> tuple[str, bool | None]:
+        """In words, and whether it is identical; None where that cannot be said. `what`: of one tensor."""
+        if not self.varies:
+            return _words(self.checked, self.differs_since)
+        if what in GRADIENTS:
+            return f"{ABOUT} {VARYING}", None
+        said, same = _words(self.passes_checked, self.passes_differ_since)
+        if same is False:
+            return f"{said}, {ABOUT}: {VARYING}; outputs are exact at step {self.from_step}", False
+        return (said if what is not None else f"{said} (outputs); {ABOUT} {VARYING}"), same
+
+    def compare(self, step: int, same: bool, *, output: bool = False) -> None:
+        self.checked += 1
+        if not same and self.differs_since is None:
+            self.differs_since = step
+        if output and step <= self.step:
+            self.passes_checked += 1
+            if not same and self.passes_differ_since is None:
+                self.passes_differ_since = step
+
+
+def _words(checked: int, differs_since: int | None) -> tuple[str, bool | None]:
+    if differs_since is not None:
+        return f"not identical since update {differs_since}", False
+    return ("proved identical", True) if checked else ("not proved: nothing of it could be hashed", None)
 
 
 class Source(Protocol):
@@ -64,6 +95,9 @@ class Source(Protocol):
 
     core: Core
     optimizers: Any
+
+    @property
+    def repeatable(self) -> bool: ...  # the kernels of the run give the same bits each time, also on CUDA
 
     @property
     def tape(self) -> Any: ...
@@ -76,18 +110,17 @@ class Rebuilder:
         self._recording = recording
         self._tape: Tape = recording.tape
         self._outputs: dict[TapedPass, list[Tensor]] = {}
+        self._hasher = Hasher()
         self.on_step: Callable[[], None] | None = None  # told when the step that was asked for begins
         self.on_pass: Callable[[TapedPass, Any], None] | None = None  # told of each of its passes and their outputs
 
     def step(self, step: int, layers: Mapping[str, nn.Module] | None = None) -> Rebuilt:
-        state = self._tape.state_before(step)
-        known = self._tape.steps
-        if state is None or known is None or step > known[1]:
-            there = "no step is on the tape" if known is None else f"steps {known[0]} to {known[1]} are on the tape"
-            raise NotRecorded(f"step {step} cannot be made again: {there}")
+        state, why = self._tape.state_before(step), self._tape.why_not(step)
+        if state is None or why is not None:
+            raise NotRecorded(f"step {step} cannot be made again: {why}")
         asked = dict(layers or {})
-        made = Rebuilt(step, {name: Seen() for name in asked}, state.step)
-        with unseen(self._recording.core), self._everything_kept(state):
+        made = Rebuilt(step, {name: Seen() for name in asked}, state.step, varies=self._varies(state))
+        with unseen(self._recording.core), autocast_as(()), self._everything_kept(state):
             _load(state)
             entries = self._tape.after(state)
             for entry in entries:
@@ -100,6 +133,9 @@ class Rebuilder:
                 self._again(entry, made, asked if entry.step == step else {})
             self._outputs.clear()
         return made
+
+    def _varies(self, state: State) -> bool:
+        return not self._recording.repeatable and any(value.is_cuda for _, value in state.parameters)
 
     def _prove(self, entries: Iterator[Entry], made: Rebuilt) -> None:
         """The passes after the step: of large models not every gradient is hashed, but a wrong one has moved its
@@ -141,8 +177,9 @@ class Rebuilder:
             outputs = taped.record.rerun(entry, root)
         if self.on_pass is not None and taped.step == made.step:
             self.on_pass(taped, outputs)
-        if taped.digest:
-            _compare(made, taped.step, output_digest(outputs) == taped.digest)
+        digest = settled(taped.digest)
+        if digest:
+            made.compare(taped.step, self._hasher.now_sync(*tensors(outputs)) == digest, output=True)
         if taped.arrived:
             self._outputs[taped] = [each for each in tensors(outputs) if each.requires_grad]
 
@@ -152,9 +189,9 @@ class Rebuilder:
         for one, outputs in self._outputs.items():
             for slot, gradient in one.arrived.get(taped.backward, {}).items():
                 given.append(outputs[slot])
-                arriving.append(_arrived(gradient, outputs[slot], taped.step, made))
+                arriving.append(self._arrived(gradient, outputs[slot], taped.step, made))
         if given:
-            with ExitStack() as around:
+            with autocast_as(taped.autocast), ExitStack() as around:
                 for output, came in zip(given, arriving, strict=True):
                     around.enter_context(_as_it_came(output, came))
                 torch.autograd.backward(given, arriving, retain_graph=True)
@@ -171,14 +208,25 @@ class Rebuilder:
         for name, layer in layers.items():
             _look_at_weight(layer, made.seen[name])
         for at, digest in taped.digests.items():
-            found = held[at].grad
-            _compare(made, taped.step, found is not None and digest_of(found) == digest)
+            found, expected = held[at].grad, settled(digest)
+            if expected:
+                made.compare(taped.step, found is not None and self._hasher.now_sync(found) == expected)
         before = [dict(group) for group in optimizer.param_groups]
         for group, settings in zip(optimizer.param_groups, taped.groups, strict=True):
             group.update(settings)
-        optimizer.step()
-        for group, settings in zip(optimizer.param_groups, before, strict=True):
-            group.update(settings)
+        try:
+            optimizer.step()
+        finally:
+            for group, settings in zip(optimizer.param_groups, before, strict=True):
+                group.update(settings)
+
+    def _arrived(self, gradient: Tensor | Remade, output: Tensor, step: int, made: Rebuilt) -> Tensor:
+        if isinstance(gradient, Tensor):
+            return gradient.clone()
+        again, same = gradient.gradient(output, self._hasher)
+        if same is not None:
+            made.compare(step, same)
+        return again
 
     # -- the live state ------------------------------------------------------------------------------------------------
 
@@ -191,7 +239,7 @@ class Rebuilder:
         values = [p.detach().clone() for p in parameters]
         gradients = [p.grad for p in parameters]
         trainable = [(root, [p.requires_grad for p in each_parameter(root)]) for root in self._tape.roots]
-        states = [(one, state_of(one)) for one in optimizers]
+        states = [(one, state_of(one), dict(vars(one))) for one in optimizers]
         generators = RngState.take()
         try:
             with ExitStack() as around:
@@ -209,8 +257,9 @@ class Rebuilder:
                 for p, value, gradient in zip(parameters, values, gradients, strict=True):
                     p.data.copy_(value)
                     p.grad = gradient
-            for one, kept in states:
+            for one, kept, attributes in states:
                 put_state(one, kept)
+                vars(one).update(attributes)  # such as a counter of steps
             generators.restore()
 
 
@@ -309,18 +358,3 @@ def _look_at_weight(layer: nn.Module, seen: Seen) -> None:
     if weight is not None and seen.weight is None:
         seen.weight = weight.detach().clone()
         seen.weight_gradient = None if weight.grad is None else weight.grad.detach().clone()
-
-
-def _arrived(gradient: Tensor | Remade, output: Tensor, step: int, made: Rebuilt) -> Tensor:
-    if isinstance(gradient, Tensor):
-        return gradient.clone()
-    again, same = gradient.gradient(output)
-    if same is not None:
-        _compare(made, step, same)
-    return again
-
-
-def _compare(made: Rebuilt, step: int, same: bool) -> None:
-    made.checked += 1
-    if not same and made.differs_since is None:
-        made.differs_since = step

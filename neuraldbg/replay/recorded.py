@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.passes import Autocast, KeptTensor, PassRecord
 from neuraldbg.capture.torch.recording import tensorfile
-from neuraldbg.capture.torch.recording.coding import Decoder, Unwritable, generators_from
+from neuraldbg.capture.torch.recording.coding import Decoder, Repeats, Unwritable, generators_from
 from neuraldbg.capture.torch.recording.losses import Loss, Remade, loss_from
 from neuraldbg.capture.torch.recording.names import describe_model, describe_optimizer, difference
 from neuraldbg.capture.torch.recording.spool import END_FILE, FOLDER, NAMES_FILE, VERSION
+from neuraldbg.capture.torch.recording.structure import Buffers
 from neuraldbg.capture.torch.recording.tape import (
     Entry,
     State,
@@ -27,6 +28,7 @@ from neuraldbg.capture.torch.recording.tape import (
     TapedCall,
     TapedPass,
     TapedUpdate,
+    told_stretches,
 )
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.errors import NotRecorded
@@ -59,19 +61,40 @@ class Recorded:
         try:
             self.names = json.loads((self.folder / NAMES_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise NotRecorded(
-                f"{run_dir.name} was not recorded: only `neural debug --record full train.py` keeps what a replay needs"
-            ) from None
+            raise NotRecorded(self._nothing(run_dir)) from None
         except (OSError, ValueError) as error:
             raise NotRecorded(f"the recording of {run_dir.name} cannot be read: {error}") from None
         if self.names.get("version") != VERSION:
             raise NotRecorded(f"the recording of {run_dir.name} is of another version of neuraldbg")
-        self.ended = (self.folder / END_FILE).is_file()
+        end = self._end()
+        self.failed: str | None = None if end is None else end.get("failed")
+        self.ended = end is not None and self.failed is None
+
+    def _end(self) -> Told | None:
+        try:
+            found: Told = json.loads((self.folder / END_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found
+
+    def _nothing(self, run_dir: Path) -> str:
+        end = self._end()
+        if end is None:
+            return f"{run_dir.name} was not recorded: `neural debug --record full train.py` keeps what a replay needs"
+        why = end.get("failed") or "no model was trained in the process of the script (children are not recorded)"
+        more = (
+            "; --record full takes as much as --record-memory says" if end.get("failed") and end.get("windows") else ""
+        )
+        return f"nothing of {run_dir.name} was recorded: {why}{more}"
 
     @property
     def environment(self) -> Told:
         found: Told = self.names["environment"]
         return found
+
+    @property
+    def repeatable(self) -> bool:
+        return bool(self.environment.get("deterministic"))
 
     @property
     def states(self) -> list[tuple[int, int, Path]]:
@@ -103,10 +126,35 @@ class Recorded:
 
     def state_for(self, step: int) -> tuple[int, int, Path]:
         known = self.steps
+        if known is not None and self.names["windows"]:
+            self._need(step)
         if known is None or not known[0] <= step <= known[1]:
             there = "no step is recorded" if known is None else f"steps {known[0]} to {known[1]} are recorded"
+            there += "" if self.failed is None else f"; recording had stopped: {self.failed}"
             raise NotRecorded(f"step {step} cannot be made again: {there}")
         return next(one for one in reversed(self.states) if one[1] <= step)
+
+    def _need(self, step: int) -> None:
+        """In one of the stretches that were recorded."""
+        found = self.stretches()
+        if any(first <= step <= last for first, last in found):
+            return
+        why = f"it was left out; recorded are {told_stretches(found)} (--record full keeps every step)"
+        raise NotRecorded(f"step {step} cannot be made again: {why}")
+
+    def stretches(self) -> list[tuple[int, int]]:
+        """First and last of steps that follow on each other, from a state on."""
+        reached: dict[int, tuple[int, int]] = {}  # where a state stands -> first and last step
+        starts = {at: step for at, step, _ in self.states}
+        begun, expected = -1, -1
+        for _, path in self.pieces:
+            for one in (one for one in tensorfile.read_about(path)["entries"] if "n" in one):
+                if one["n"] != expected or begun < 0:
+                    begun = one["n"] if one["n"] in starts else -1
+                expected = one["n"] + 1
+                if begun >= 0:
+                    reached[begun] = (starts[begun], one["step"])
+        return list(reached.values())
 
     def needs(self, step: int) -> tuple[set[int], set[int]]:
         """Numbers of the models and optimizers that making a step again takes."""
@@ -137,18 +185,19 @@ class Recorded:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _told(self, at: int, last_step: int) -> Iterator[tuple[Told, Decoder]]:
-        """Everything from one entry on."""
-        pieces = self.pieces
+        """Everything from one entry on, up to where something was left out: beyond nothing can be reached."""
+        pieces, expected = self.pieces, at
         for number, (_, path) in enumerate(pieces):
             if number + 1 < len(pieces) and pieces[number + 1][0] <= at:
                 continue
             tensors, about = tensorfile.read(path)
-            decoder = Decoder(tensors)
-            for one in about["entries"]:
+            decoder, repeats = Decoder(tensors, layouts=about["layouts"]), Repeats()
+            for one in map(repeats.whole, about["entries"]):
                 if one.get("n", one.get("pass", at)) < at:
                     continue
-                if "n" in one and one["step"] > last_step:
+                if "n" in one and (one["step"] > last_step or one["n"] != expected):
                     return
+                expected += "n" in one
                 yield one, decoder
 
     def tape(self, step: int, objects: Objects) -> Tape:
@@ -157,17 +206,13 @@ class Recorded:
         tape = Tape()
         tape.states = [_state(path, objects)]
         reading = _Reading(objects)
-        expected = at
         for told, decoder in self._told(at, step + FURTHER):
-            if "n" in told:
-                if told["n"] != expected:
-                    break  # entries were left out: nothing beyond can be reached from this state
-                expected += 1
             entry = reading.entry(told, decoder)
             if entry is not None:
                 tape.entries.append(entry)
         if not tape.entries or tape.entries[-1].step < step:
-            raise NotRecorded(f"step {step} cannot be made again: the disk was too slow, it was left out")
+            self._need(step)
+            raise NotRecorded(f"step {step} cannot be made again: what follows on its state was left out")
         return tape
 
     def still(self, objects: Objects) -> Iterator[tuple[Any, Tensor]]:
@@ -186,8 +231,9 @@ def bound_here(recording: Any, run_dir: Path, step: int) -> Any:
     recording.tape.flush()
     names = recording.tape.names
     objects = Objects(list(names.living_models()), list(names.living_optimizers()))
-    tape = Recorded(run_dir).tape(step, objects)
-    return SimpleNamespace(core=recording.core, tape=tape, optimizers=recording.optimizers)
+    recorded = Recorded(run_dir)
+    bound = {"tape": recorded.tape(step, objects), "repeatable": recorded.repeatable}
+    return SimpleNamespace(core=recording.core, optimizers=recording.optimizers, **bound)
 
 
 class _Reading:
@@ -209,6 +255,8 @@ class _Reading:
             known = "gradient" in told
             gradient = decoder.value(told["gradient"]) if known else Remade(loss, told["digest"])  # type: ignore[arg-type]
             self._passes[told["pass"]].arrived.setdefault(told["backward"], {})[told["slot"]] = gradient
+        elif kind == "refused" and told["pass"] in self._passes:
+            self._passes[told["pass"]].refused = told["why"]
         elif kind == "backward":
             return self._backward(told, decoder)
         elif kind == "call":
@@ -239,7 +287,8 @@ class _Reading:
         if loss is not None:
             self._losses[told["number"]] = loss
         value = decoder.value(told.get("value"))
-        return TapedBackward(told["step"], told["number"], number=told["n"], value=value, loss=loss)
+        known = {"value": value, "loss": loss, "autocast": _autocast(told)}
+        return TapedBackward(told["step"], told["number"], number=told["n"], **known)
 
     def _call(self, told: Told, decoder: Decoder) -> TapedCall:
         held = [None if key is None else self._objects.parameter(key) for key in told["of"]]
@@ -267,11 +316,18 @@ def _record(told: Told, decoder: Decoder) -> PassRecord:
         args=decoder.value(told["args"], keep),
         kwargs=decoder.value(told["kwargs"], keep),
         training=tuple(flag == "1" for flag in told["training"]),
-        buffers={name: decoder.tensor(each) for name, each in told["buffers"].items()},
-        autocast=tuple(Autocast(kind, on, getattr(torch, dtype)) for kind, on, dtype in told["autocast"]),
+        buffers=Buffers(
+            {name: decoder.tensor(each) for name, each in told["buffers"].items()},
+            [(decoder.layouts[number], decoder.tensor(each)) for number, each in told["packed"]],
+        ),
+        autocast=_autocast(told),
         grad_enabled=told["grad"],
         backwards_before=0,
     )
+
+
+def _autocast(told: Told) -> tuple[Autocast, ...]:
+    return tuple(Autocast(kind, on, getattr(torch, dtype)) for kind, on, dtype in told["autocast"])
 
 
 def _state(path: Path, objects: Objects) -> State:

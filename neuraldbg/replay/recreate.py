@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from neuraldbg.capture.importing import ImportWatch
+from neuraldbg.capture.torch.repeatable import Repeatable
 from neuraldbg.errors import NeuralDbgError
 from neuraldbg.replay.guarding import Guard
 from neuraldbg.script import load_module, load_script
@@ -35,6 +36,7 @@ class Errand:
     step: int
     layers: tuple[tuple[int, str], ...]  # site of the model and path in it
     out: str  # folder for the answer
+    deterministic: bool = False  # repeatable kernels
     bundle: bool = False  # also what a script of its own needs to make the step again
 
     def to_json(self) -> str:
@@ -58,6 +60,7 @@ class Recreation:
         self._errand = errand
         self._watch = ImportWatch("torch", self._torch_imported)
         self._capture: Any = None
+        self._repeatable: Repeatable | None = None
         self._objects: Any = None
         self._recorded: Any = None
         self._needed: tuple[set[int], set[int]] = (set(), set())
@@ -72,18 +75,24 @@ class Recreation:
         from neuraldbg.capture.torch.attach import Options, TorchCapture
         from neuraldbg.replay.recorded import Objects, Recorded
 
+        if self._errand.deterministic:
+            self._repeatable = Repeatable()
         self._recorded = Recorded(Path(self._errand.run_dir))
         torch.set_num_threads(self._recorded.environment["threads"])
         self._objects = Objects()
         self._needed = self._recorded.needs(self._errand.step)
         self._capture = TorchCapture(lambda: None, Options(budget=0.0, recording=False, strict=True))
         core = self._capture.core
+        if self._repeatable is not None:
+            core.take_part("pass_begun", "repeatable kernels", self._repeatable.before_pass)
         core.take_part("pass_begun", "recreation", self._pass_begun)
         core.take_part("optimizer_created", "recreation", self._optimizer_created)
         core.take_part("update_begun", "recreation", self._update_begun)
 
     def _pass_begun(self, one: Any, root: Any, *_: Any) -> None:
-        if root is None or not one.grad:
+        from neuraldbg.capture.torch.recording.names import has_a_shape
+
+        if root is None or not one.grad or not has_a_shape(root):
             return
         if all(root is not each for each in self._objects.models):
             self._objects.models.append(root)
@@ -116,6 +125,8 @@ class Recreation:
         self._watch.remove()
         if self._capture is not None:
             self._capture.close()
+        if self._repeatable is not None:
+            self._repeatable.close()
 
 
 def refuse(errand: Errand, why: str) -> None:

@@ -15,6 +15,7 @@ import random
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,15 @@ def draw_as_recorded(told: Any, tensors: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(value_of(state, tensors), device)
 
 
+@contextlib.contextmanager
+def cast_as(states: list[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as around:
+        for kind, enabled, dtype in states:
+            if enabled:
+                around.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype)))
+        yield
+
+
 def run_pass(told: Any, root: Any, tensors: dict[str, Any]) -> Any:
     modules = list(root.modules())
     for module, flag in zip(modules, told["training"], strict=True):
@@ -101,10 +111,7 @@ def run_pass(told: Any, root: Any, tensors: dict[str, Any]) -> Any:
         owner, _, leaf = name.rpartition(".")
         root.get_submodule(owner)._buffers[leaf] = value_of(buffer, tensors)
     draw_as_recorded(told["rng"], tensors)
-    with contextlib.ExitStack() as around:
-        for kind, enabled, dtype in told["autocast"]:
-            if enabled or kind == "cpu":
-                around.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype), enabled=enabled))
+    with cast_as(told["autocast"]):
         entry = root.get_submodule(told["entry"])
         return entry(*value_of(told["args"], tensors), **value_of(told["kwargs"], tensors))
 
@@ -161,7 +168,8 @@ class Step:
         if one["loss"] is not None and one["of"] in self.outputs:
             loss = loss_of(one["loss"], self.outputs[one["of"]][0], self.tensors)
             self.check("loss", loss, recorded)
-            loss.backward()
+            with cast_as(one["autocast"]):
+                loss.backward()
             return
         scalars = [t for outputs in self.outputs.values() for t in outputs if t.numel() == 1 and t.requires_grad]
         if recorded is not None and any(torch.equal(each.detach(), recorded) for each in scalars):
@@ -169,7 +177,8 @@ class Step:
         given = [each for each in one["arrived"] if each["pass"] in self.outputs]
         if given:
             slots = [[t for t in self.outputs[each["pass"]] if t.requires_grad][each["slot"]] for each in given]
-            torch.autograd.backward(slots, [value_of(each["gradient"], self.tensors) for each in given])
+            with cast_as(one["autocast"]):
+                torch.autograd.backward(slots, [value_of(each["gradient"], self.tensors) for each in given])
 
 
 def main() -> None:
@@ -180,6 +189,9 @@ def main() -> None:
     for name, stride in told["strides"].items():
         tensors[name] = torch.as_strided(tensors[name].contiguous().reshape(-1), tensors[name].shape, stride)
     torch.set_num_threads(told["environment"]["threads"])
+    if told["environment"].get("deterministic"):
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
+        torch.use_deterministic_algorithms(True)
     if torch.__version__ != told["environment"]["torch"]:
         print(f"recorded with torch {told['environment']['torch']}, this is {torch.__version__}")
     project = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else HERE / "source"

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from neuraldbg.analysis.diagnose import diagnose
 from neuraldbg.analysis.series import scalar_series
 from neuraldbg.capture.attachment import package_parent
+from neuraldbg.capture.torch.repeatable import FIXED, WORKSPACE
 from neuraldbg.errors import NeuralDbgError
 from neuraldbg.records import RunInfo
 from neuraldbg.replay.arm import ArmPlan
@@ -25,6 +27,7 @@ from neuraldbg.replay.candidates import Candidate
 from neuraldbg.replay.outcomes import Ending
 from neuraldbg.replay.patching import apply_patch
 from neuraldbg.replay.scratch import scratch_copy
+from neuraldbg.replay.target import target_of
 from neuraldbg.trace import open_trace
 from neuraldbg.trace.rundir import create_run, new_run_info
 
@@ -64,7 +67,7 @@ class Bench:
 
     def arm(self, name: str, candidate: Candidate) -> Ending:
         """Run it to its end, to its last update or to its time limit."""
-        with scratch_copy(self.origin) as scratch:
+        with scratch_copy(self.origin, began_at(self.run)) as scratch:
             if candidate.patch is not None and not apply_patch(candidate.patch, scratch):
                 raise PatchDoesNotApply(f"the patch for {candidate.causes[0]} does not apply")
             place = self._place(name)
@@ -74,25 +77,23 @@ class Bench:
     def _place(self, name: str) -> Path:
         place = self.folder / name
         shutil.rmtree(place, ignore_errors=True)
-        info = new_run_info(self.run.command, script=self.run.script, budget="1%")
+        run = self.run
+        info = new_run_info(run.command, script=run.script, budget="1%", deterministic=run.deterministic)
         return create_run(info, out=place)
 
     def _plan(self, candidate: Candidate, place: Path, scratch: Path) -> ArmPlan:
-        command = self.run.command
-        module = command[:1] == ("-m",)
-        target, *args = command[1:] if module else command
-        if not module and os.path.isabs(target) and Path(target).is_relative_to(self.origin):
-            target = str(scratch / Path(target).relative_to(self.origin))
+        target = target_of(self.run, scratch)
         return ArmPlan(
-            target=target,
-            args=tuple(args),
-            module=module,
+            target=target.name,
+            args=target.args,
+            module=target.module,
             changes=candidate.changes,
             run_dir=str(place),
             scratch=str(scratch),
             origin=str(self.origin),
             steps=self.limits.steps,
             seeded=self.seeded,
+            deterministic=self.run.deterministic,
         )
 
 
@@ -101,24 +102,33 @@ def run_arm(plan: ArmPlan, output: Path, seconds: float) -> tuple[int, bool]:
     with tempfile.TemporaryDirectory(prefix="neuraldbg-arm-") as folder:
         file = Path(folder) / "arm.json"
         file.write_text(plan.to_json(), encoding="utf-8")
-        return run_apart("arm", file, plan.scratch, output, seconds)
+        return run_apart("arm", file, plan.scratch, output, seconds, workspace=FIXED if plan.deterministic else None)
 
 
-def run_apart(room: str, file: Path, scratch: str, output: Path, seconds: float) -> tuple[int, bool]:
+def run_apart(
+    room: str, file: Path, scratch: str, output: Path, seconds: float, *, workspace: str | None = None
+) -> tuple[int, bool]:
     """`main` of a module of this package, told by a file, as a process of its own in the scratch copy: its exit code,
-    and whether its time ran out."""
+    and whether its time ran out. `workspace`: of cuBLAS."""
+    environment = quiet_environment(os.environ)
+    if workspace is not None:
+        environment[WORKSPACE] = workspace
     code = f"import sys; sys.path.append({package_parent()!r}); from neuraldbg.replay.{room} import main; main()"
     with open(output, "wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(file)],
             cwd=scratch,
-            env=quiet_environment(os.environ),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         return wait_for(process, seconds)
+
+
+def began_at(run: RunInfo) -> float:
+    return datetime.fromisoformat(run.started).timestamp()
 
 
 class PatchDoesNotApply(NeuralDbgError):

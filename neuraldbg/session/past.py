@@ -11,20 +11,27 @@ from neuraldbg.records import Site
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.recording.taking import Recording
 
-FULL = "full"
+FULL, AUTO = "full", "auto"
 REMADE = ("output", "input", "gradient", "weight", "weight_gradient")
 
 
 def check_record(record: bool | str) -> None:
-    if record not in (True, False, FULL, "off"):
-        raise UsageError(f"record is True, False or 'full'; got {record!r}")
+    if record not in (True, False, FULL, AUTO, "off"):
+        raise UsageError(f"record is 'auto' (True), 'full' or 'off' (False); got {record!r}")
 
 
-def start_recording(capture: Any) -> Recording:
+def start_recording(capture: Any, record: bool | str, share: float) -> Recording | None:
+    """Into memory. `share`: of the time, for one that leaves steps out."""
+    from neuraldbg.capture.torch.recording.pacing import BY_ITSELF, Pace
     from neuraldbg.capture.torch.recording.taking import Recording
     from neuraldbg.capture.torch.recording.tape import Tape
 
-    return Recording(capture.core, capture.patches, Tape())
+    if record == FULL:
+        return Recording(capture.core, capture.patches, Tape())
+    if record in (False, "off") or share <= 0:
+        return None
+    tape = Tape(BY_ITSELF.host, windows=True, bounds=BY_ITSELF)
+    return Recording(capture.core, capture.patches, tape, Pace(share, lambda: 0.0))
 
 
 def made_again(recording: Recording, capture: Any, site: Site, step: int, what: str) -> tuple[Any, str]:
@@ -38,7 +45,7 @@ def made_again(recording: Recording, capture: Any, site: Site, step: int, what: 
     found = tensors_of(seen)[what]
     if found is None:
         raise NotRecorded(f"{site.path!r} has no {what.replace('_', ' ')} at step {step}")
-    return found, made.proof
+    return found, made.proof_of(what)[0]
 
 
 def _module(capture: Any, site: Site) -> Any:
@@ -60,7 +67,7 @@ def look_back(attachment: Any, step: int, kind: str, layer: str | None, part: st
     if kind not in REMADE:
         raise UnknownName("tensor", kind, REMADE, listed_by=f"one of {', '.join(REMADE)}:")
     capture = attachment.capture
-    site = capture.core.stops.names().resolve(layer)
+    site = capture.core.stops.meant.names().resolve(layer)
     recorded = bound_here(attachment.recording, Path(attachment.plan.run_dir), step)
     tensor, proof = made_again(recorded, capture, site, step, kind)
     told = {"step": step, "layer": layer, "kind": kind, "proof": proof, "source": "replayed"}

@@ -30,7 +30,7 @@ from neuraldbg.control.gate import Gate, Prompt
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 from neuraldbg.records import RunInfo, Stop
 from neuraldbg.session.page import Page
-from neuraldbg.session.past import FULL, REMADE, check_record, made_again, start_recording
+from neuraldbg.session.past import AUTO, FULL, REMADE, check_record, made_again, start_recording
 from neuraldbg.session.reasons import Reasons
 from neuraldbg.trace import Trace, TraceWriter, create_run, open_trace
 from neuraldbg.trace.rundir import new_run_info
@@ -108,7 +108,7 @@ class NeuralDbg(Reasons):
         writer.fact("run", backend="pytorch", versions={"torch": str(sys.modules["torch"].__version__)})
         self._ring = SnapshotRing()
         options = Options(
-            budget=None if self._budget.full else float(self._budget.ratio),
+            budget=None if self._budget.full else self._watching_share(),
             layers=self._layers,
             model=self._model,
             recording=self._record not in (False, "off"),
@@ -120,7 +120,7 @@ class NeuralDbg(Reasons):
         self._gate.prompt = None if find_prompt is None else find_prompt()
         self._capture = TorchCapture(lambda: writer, options)
         self._capture.updates.on_update.append(self._ring.step_done)
-        self._tape = start_recording(self._capture) if self._record == FULL else None
+        self._tape = start_recording(self._capture, self._record, self._budget.for_recording)
         self._capture.updates.sweep.keep_norms = True
         if self._serving:
             self._page = Page(self._run_dir, self._gate)
@@ -128,6 +128,11 @@ class NeuralDbg(Reasons):
         atexit.register(self.close)
         _ = self._capture.core.recorder.writer  # a session always has a trace, also when nothing is ever trained
         return self
+
+    def _watching_share(self) -> float:
+        """Both together stay within the budget."""
+        own = self._budget.for_recording if self._record in (True, AUTO) else 0.0
+        return float(self._budget.ratio) - own
 
     def _info(self) -> RunInfo:
         return new_run_info(tuple(sys.argv), script=sys.argv[0] or None, budget=str(self._budget))
@@ -141,6 +146,8 @@ class NeuralDbg(Reasons):
             duration = time.monotonic() - self._began
             self._capture.close(exit_code=0 if error is None else 1, error=said, duration_s=duration)
             self._model = None
+            if self._record != FULL:
+                self._tape = None  # it has the model
             if self._page is not None:
                 self._page.close()
 
@@ -157,6 +164,7 @@ class NeuralDbg(Reasons):
 
     @property
     def run_dir(self) -> Path:
+        """Where this run is recorded."""
         return Path(self._started(self._run_dir))
 
     @property
@@ -289,13 +297,18 @@ class NeuralDbg(Reasons):
         wanted = None if step is None else self._own_step.get(step, step)
         stored = [event for event in self.events if event.layer_name == path and getattr(event, what, None) is not None]
         chosen = [event for event in stored if wanted is None or event.step == wanted]
+        why = ""
         if not chosen and self._tape is not None and wanted is not None:
-            tensor, proof = made_again(self._tape, self._capture, site, wanted, what)
-            return TensorState(path, step or 0, what, tensor, describe(tensor), proof)
+            try:
+                tensor, proof = made_again(self._tape, self._capture, site, wanted, what)
+                return TensorState(path, step or 0, what, tensor, describe(tensor), proof)
+            except NotRecorded as error:
+                renumbered = any(user != ours for user, ours in self._own_step.items())
+                why = f"; {error}" + (" (updates of this session, counted from 0)" if renumbered else "")
         if not chosen:
             users = {ours: user for user, ours in self._own_step.items()}
             steps = sorted({users.get(event.step, event.step) for event in stored})
-            raise NotRecorded(_not_stored(f"{what} of {layer_name!r}", step, steps, self._ring))
+            raise NotRecorded(_not_stored(f"{what} of {layer_name!r}", step, steps, self._ring) + why)
         event = chosen[-1]
         tensor = getattr(event, what)
         return TensorState(path, event.step if step is None else step, what, tensor, describe(tensor))

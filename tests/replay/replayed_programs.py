@@ -117,6 +117,18 @@ def scaled(truth: Truth) -> None:
         scaler.update()
 
 
+def cast_backward(truth: Truth) -> None:
+    """The backward is called inside of autocast, of a model with layers that go on in another type."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16), nn.LayerNorm(16))
+    truth.follow(model=model)
+    optimizer = truth.using(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for truth.step in range(UPDATES):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+
+
 def adversarial(truth: Truth) -> None:
     maker = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
     judge = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2), nn.Dropout(0.2), nn.Linear(16, 1))
@@ -335,6 +347,7 @@ PROGRAMS: list[Program] = [
     clipped_with_schedule,
     accumulated,
     scaled,
+    cast_backward,
     adversarial,
     siamese,
     variational,

@@ -257,6 +257,14 @@ def test_inner_activations_become_relu_and_the_last_one_stays(make: Callable[[st
     assert torch.allclose(later, 1 / (1 + torch.exp(-right)) if last else right, atol=1e-6)
 
 
+def test_one_inner_activation_alone_becomes_relu(make: Callable[[str], None]) -> None:
+    make("relu_at 2")
+    net, batch = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Sigmoid(), nn.Linear(4, 4)), torch.randn(8, 4)
+    net(batch)
+    right = net[3](torch.relu(net[1](net[0](batch))))
+    assert torch.allclose(net(batch), right, atol=1e-6)
+
+
 def test_half_precision_is_not_used(make: Callable[[str], None]) -> None:
     make("fp32")
     model = nn.Linear(4, 4).half()

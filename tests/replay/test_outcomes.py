@@ -51,7 +51,13 @@ def test_a_program_that_no_longer_crashes_is_cured_and_one_that_does_is_harmed()
     crashed, fine = Ending(flat(1.0, 3), exit_code=1), Ending(falling(1.0, 0.1))
     assert effect(crashed, fine) == "cured"
     assert effect(fine, crashed) == "harm"
-    assert effect(fine, Ending(falling(1.0, 0.1), exit_code=None, timed_out=True)) == "harm"
+
+
+def test_an_arm_whose_time_ran_out_is_held_against_as_many_updates_of_the_control() -> None:
+    stuck, falls = Ending(flat(1.6, 200)), falling(1.6, 0.01)
+    assert effect(stuck, Ending(falls[: len(falls) - 5], exit_code=None, timed_out=True)) == "cured"
+    assert effect(Ending(falls), Ending(falls[:30], exit_code=None, timed_out=True)) == "no_effect"
+    assert effect(stuck, Ending(flat(1.6, 3), exit_code=None, timed_out=True)) == "harm"  # it hangs
 
 
 def test_one_outlier_at_the_end_does_not_decide() -> None:

@@ -14,7 +14,7 @@ from replayed_programs import PROGRAMS, UPDATES, F, Program, Truth, batch, mlp
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.attach import Options, TorchCapture
-from neuraldbg.capture.torch.recording import disk, tensorfile
+from neuraldbg.capture.torch.recording import disk, taking, tensorfile
 from neuraldbg.capture.torch.recording.disk import DiskTape
 from neuraldbg.capture.torch.recording.spool import FOLDER
 from neuraldbg.capture.torch.recording.taking import Recording
@@ -42,7 +42,9 @@ class Watched:
     def rebuilt(self, step: int, layers: dict[str, nn.Module] | None = None) -> Any:
         self.tape.flush()
         tape = Recorded(self.run_dir).tape(step, self.objects())
-        bound: Any = SimpleNamespace(core=self.capture.core, tape=tape, optimizers=self.recording.optimizers)
+        bound: Any = SimpleNamespace(
+            core=self.capture.core, tape=tape, optimizers=self.recording.optimizers, repeatable=True
+        )
         return Rebuilder(bound).step(step, layers)
 
     def close(self) -> None:
@@ -137,7 +139,9 @@ def test_a_wrong_target_is_noticed(watched: Watched) -> None:
     trained(watched, KNOWN["cross entropy"])
     watched.tape.flush()
     tape = Recorded(watched.run_dir).tape(7, watched.objects())
-    bound: Any = SimpleNamespace(core=watched.capture.core, tape=tape, optimizers=watched.recording.optimizers)
+    bound: Any = SimpleNamespace(
+        core=watched.capture.core, tape=tape, optimizers=watched.recording.optimizers, repeatable=True
+    )
     spoilt = next(one for one in tape.entries if isinstance(one, TapedBackward) and one.step == 7)
     assert spoilt.loss is not None
     spoilt.loss.target = spoilt.loss.target.flip(0)
@@ -269,3 +273,40 @@ def test_a_recording_that_fails_ends_as_a_whole_and_the_training_goes_on(tmp_pat
     tape.close()
     assert Recorded(tmp_path).steps == (0, 2)
     assert count == tape.count
+
+
+def test_a_gradient_that_is_too_large_is_made_again_where_its_loss_is_known(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "LARGEST_GRADIENT", 1000)
+    trained(watched, KNOWN["cross entropy"])
+    assert watched.rebuilt(0).proof == "proved identical"
+    assert not any("gradient" in one for one in entries(watched.run_dir))
+
+
+def test_a_gradient_that_is_too_large_is_else_refused_by_name(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "LARGEST_GRADIENT", 1000)
+    trained(watched, lambda out: out.pow(4).mean())
+    with pytest.raises(NotRecorded, match="too large to be kept"):
+        watched.rebuilt(1)
+
+
+def test_a_state_that_does_not_fit_is_never_copied_and_said_once(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, 100_000)
+    taken: list[int] = []
+    real = watched.tape.add_state
+    watched.tape.add_state = lambda state: (taken.append(state.step), real(state))  # type: ignore[assignment, method-assign]
+    model = nn.Linear(1000, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(2, 1000)).mean().backward()
+        optimizer.step()
+    watched.close()
+    assert taken == []
+    assert len(watched.said) == 1
+    assert "--record-memory" in watched.said[0]
+    with pytest.raises(NotRecorded, match="two of them have to fit"):
+        Recorded(tmp_path)

@@ -112,7 +112,7 @@ def test_what_cannot_be_answered_says_why(project: Path, words: list[str], said:
 
 def test_a_run_without_a_recording_is_told_how_to_make_one(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 2)(torch.zeros(1, 2))\n")
-    neural(tmp_path, "debug", "--headless", "--out", "run", "train.py")
+    neural(tmp_path, "debug", "--headless", "--record", "off", "--out", "run", "train.py")
     done = replay(tmp_path, "--step", "0")
     assert done.returncode == 2
     assert "--record full" in done.stderr
@@ -137,6 +137,19 @@ def test_a_changed_script_or_model_is_refused_by_name(tmp_path: Path) -> None:
     done = replay(tmp_path, "--step", "5")
     assert done.returncode == 2
     assert "changed since the run was recorded: train.py" in done.stderr
+
+
+def test_a_changed_script_that_lies_elsewhere_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    script = tmp_path / "train.py"
+    plain = CLOSURE.replace("LBFGS(model.parameters(), max_iter=3)", "SGD(model.parameters(), lr=0.1)")
+    script.write_text(plain.replace("optimizer.step(closure)", "closure()\n    optimizer.step()"))
+    neural(tmp_path / "here", "debug", "--headless", "--out", "run", "../train.py")
+    assert "proved identical" in replay(tmp_path / "here", "--step", "2").stdout
+    script.write_text(script.read_text() + "# edited\n")
+    done = replay(tmp_path / "here", "--step", "2")
+    assert done.returncode == 2
+    assert f"changed since the run was recorded: {script}" in done.stderr
 
 
 def test_one_flipped_bit_of_the_recording_is_noticed(tmp_path: Path) -> None:

@@ -64,6 +64,10 @@ WAYS = {
     "chmod": "import os; os.chmod('big.bin', 0o600)",
     "low level": "import os; fd = os.open('data/5.txt', os.O_WRONLY | os.O_TRUNC); os.write(fd, b'x'); os.close(fd)",
     "copied over": "import shutil; shutil.copy('train.py', 'data/6.txt')",
+    "a link": "import os; os.symlink('train.py', ORIGIN + '/latest.py'); os.symlink('7.txt', 'data/latest')",
+    "a database": "import sqlite3; sqlite3.connect(ORIGIN + '/new.db').execute('create table t (a)')",
+    "safetensors": "import numpy as np; from safetensors.numpy import save_file\n"
+    "save_file({'a': np.ones(3)}, 'big.bin'); save_file({'a': np.ones(3)}, ORIGIN + '/new.safetensors')",
 }
 
 
@@ -75,6 +79,16 @@ def test_writing_reaches_the_copy_and_never_the_original(project: Path, way: str
     assert done.returncode == 0, done.stderr
     assert differences(before, look(project)) == []
     assert {path: os.stat(project / path).st_mode for path in before} == modes
+
+
+def test_what_a_run_wrote_is_copied_however_large_since_it_is_written_again(project: Path) -> None:
+    began = os.stat(project / "big.bin").st_mtime
+    with scratch_copy(project, began) as copy:
+        assert not (copy / "big.bin").is_symlink()
+        assert not (copy / "data").is_symlink()
+    with scratch_copy(project, began + 60) as copy:
+        assert (copy / "big.bin").is_symlink()
+        assert (copy / "data").is_symlink()
 
 
 def test_a_whole_folder_of_the_original_is_not_deleted(project: Path) -> None:
@@ -114,3 +128,12 @@ def test_what_is_no_patch_of_this_folder_is_refused(tmp_path: Path, patch: str) 
     (tmp_path / "train.py").write_text("one\ntwo\nthree\n")
     assert not apply_patch(patch, inner)
     assert (tmp_path / "train.py").read_text() == "one\ntwo\nthree\n"
+
+
+def test_a_run_that_lies_in_the_project_is_ours_and_neither_copied_nor_compared(project: Path) -> None:
+    before = look(project)
+    (project / "out" / "rank-00000").mkdir(parents=True)
+    (project / "out" / "run.json").write_text("{}")
+    assert differences(before, look(project)) == []
+    with scratch_copy(project) as copy:
+        assert not (copy / "out").exists()

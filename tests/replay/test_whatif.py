@@ -8,31 +8,23 @@ from typing import Any
 
 import pytest
 from forkserver import ForkServer
+from texts import FORGETFUL
 from whatif_command import neural
 
 from neuraldbg.replay.candidates import CURES, candidates, pairs
 from neuraldbg.replay.changes import parse
 from neuraldbg.replay.scratch import differences, look
 
-FORGETFUL = """
-import os, torch
-from torch import nn
-
-torch.manual_seed(0)
-x = torch.randn(256, 8)
-y = (x[:, :2].sum(1) > 0).long() + (x[:, 2] > 0.5).long()
-model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-for step in range(60):
-    rows = torch.randint(0, 256, (64,))
-    loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
-    loss.backward()
-    optimizer.step()
+WRITING = (
+    "import os"
+    + FORGETFUL
+    + """
     with open("log.txt", "a") as log:
         print(step, float(loss), os.environ.get("WANDB_MODE"), file=log)
 torch.save(model.state_dict(), os.path.join(os.path.dirname(os.path.abspath(__file__)), "model.pt"))
 """
-HEALTHY = FORGETFUL.replace("    loss.backward()", "    optimizer.zero_grad()\n    loss.backward()").replace(
+)
+HEALTHY = WRITING.replace("    loss.backward()", "    optimizer.zero_grad()\n    loss.backward()").replace(
     "0.5)\n", "0.2)\n"
 )
 
@@ -45,7 +37,7 @@ def debugged(tmp_path: Path, torch_server: ForkServer, request: pytest.FixtureRe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("debugged", [FORGETFUL], indirect=True)
+@pytest.mark.parametrize("debugged", [WRITING], indirect=True)
 def test_the_cure_is_proved_and_the_working_directory_is_left_alone(debugged: Path) -> None:
     before, content = look(debugged), (debugged / "log.txt").read_bytes()
     done = neural(debugged, "whatif", "--json")

@@ -253,7 +253,7 @@ def test_events_hold_input_output_and_gradient(trained: NeuralDbg) -> None:
 
 def test_the_ring_of_tensors_is_bounded_in_bytes() -> None:
     model = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1))
-    with NeuralDbg(model, budget="full") as dbg:
+    with NeuralDbg(model, budget="full", record=False) as dbg:
         dbg._ring.limit_bytes = 2_000_000
         steps(model, [(torch.randn(100, 1000), torch.zeros(100, 1)) for _ in range(12)])
         kept = {id(t): t.numel() * 4 for e in dbg.events for t in (e.input, e.output, e.gradient) if t is not None}

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from neuraldbg import NeuralDbg
+from neuraldbg.capture.torch.recording import pacing
 from neuraldbg.errors import NotRecorded, UnknownName, UsageError
 
 
@@ -53,18 +54,43 @@ def test_a_tensor_that_was_never_stored_is_made_again_and_proved(tmp_path: Path)
 
 def test_recording_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     finals = []
-    for record in ("full", False):
+    for record in ("full", "auto", False):
         torch.manual_seed(3)
         model = small()
         with NeuralDbg(model, out=tmp_path / str(record), record=record) as dbg:
             train(dbg, model, 60)
         finals.append([each.detach().clone() for each in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*finals, strict=True))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*finals, strict=True))
+
+
+def test_by_default_the_first_steps_can_be_asked_for_and_what_was_left_out_says_so(tmp_path: Path) -> None:
+    model = small()
+    with NeuralDbg(model, out=tmp_path / "run") as dbg:
+        truth = train(dbg, model, 60)
+        dbg._ring.clear()
+        for step in (0, 7, 19):
+            state = dbg.inspect("2", step=1000 + step)
+            assert torch.equal(state.tensor, truth[step][0])
+            assert state.source == "proved identical"
+        kept = {step for first, last in dbg._tape.tape.stretches() for step in range(first, last + 1)}
+        left_out = min(set(range(60)) - kept)
+        with pytest.raises(NotRecorded, match="cannot be made again"):
+            dbg.inspect("2", step=1000 + left_out)
+
+
+def test_a_model_too_large_to_be_copied_by_itself_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "BY_ITSELF", pacing.Bounds(host=100, device=100))
+    model = small()
+    with NeuralDbg(model, out=tmp_path / "run", record="auto") as dbg:
+        train(dbg, model, 3)
+        dbg._ring.clear()
+        with pytest.raises(NotRecorded, match="takes no more than"):
+            dbg.inspect("2", step=1001)
 
 
 def test_without_it_a_tensor_that_is_gone_says_so(tmp_path: Path) -> None:
     model = small()
-    with NeuralDbg(model, out=tmp_path / "run") as dbg:
+    with NeuralDbg(model, out=tmp_path / "run", record=False) as dbg:
         train(dbg, model, 3)
         dbg._ring.clear()
         with pytest.raises(NotRecorded):

@@ -97,8 +97,17 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 @change("relu", "relu", "puts ReLU in the place of inner sigmoid and tanh")
 def relu(place: Place, _: float | None) -> None:
+    _swap(place, None)
+
+
+@change("relu_at", "relu_at {}", "puts ReLU in the place of one inner sigmoid or tanh, the N-th of a pass", default=1)
+def relu_at(place: Place, amount: float | None) -> None:
+    _swap(place, int(amount or 1))
+
+
+def _swap(place: Place, only: int | None) -> None:
     torch = place.torch
-    swap = _Swap(place)
+    swap = _Swap(place, only)
     place.passes.leaving.append(swap.see_output)
     for owner, name in ((torch, "sigmoid"), (torch, "tanh"), (torch.Tensor, "sigmoid"), (torch.Tensor, "tanh")):
         place.patches.replace(owner, name, swap.instead_of(getattr(owner, name)))
@@ -107,8 +116,8 @@ def relu(place: Place, _: float | None) -> None:
 class _Swap:
     """The first pass is left as it is and counted: an activation at the very end of a model belongs to the loss."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, only: int | None) -> None:
+        self._place, self._only = place, only
         self._calls = 0  # of this pass
         self._inner: int | None = None  # calls of a pass that are swapped; None: the first pass is going on
 
@@ -124,7 +133,7 @@ class _Swap:
         if not self._place.passes.depth:
             return False
         self._calls += 1
-        return self._inner is not None and self._calls <= self._inner
+        return self._inner is not None and self._calls <= self._inner and self._only in (None, self._calls)
 
     def instead_of(self, real: Callable[..., Any]) -> Callable[..., Any]:
         relu = self._place.torch.relu
