@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ FIRST_LOOK_S = 4.0
 LEAST_PAUSE_S = 2.0
 REST = 15  # times as long as the last look took
 GLANCE_S = 2.0
+WORTH_SAYING_S = 20.0  # that all ranks stand still: a checkpoint takes a while, too
 EAGER = {"first_look_s": 3.0, "least_pause_s": 2.0, "rest": 10}  # where a run is to stop for what is found
 # what half-written files may lead to; the report at the end looks again, at whole ones
 NOT_READABLE = (NeuralDbgError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
@@ -40,8 +41,10 @@ class LiveAnalysis:
         first_look_s: float = FIRST_LOOK_S,
         least_pause_s: float = LEAST_PAUSE_S,
         rest: float = REST,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.run_dir = run_dir
+        self._say = say
         self.watch: AnomalyWatch | None = None
         self.headline: str | None = None  # of a run that has something above info
         self._least_pause_s, self._rest = least_pause_s, rest
@@ -52,6 +55,8 @@ class LiveAnalysis:
         self._told: dict[str, Mapping[str, Any]] = {}
         self._seen: set[str] = set()  # ids of the last look
         self._broken_on: set[str] = set()  # kinds that the trainer was told of
+        self._said_standing = False
+        self._stacked: int | None = None  # the step of the standstill that was looked at from outside
 
     def wait_s(self) -> float:
         """Until the next look or glance is due; 0 when it is."""
@@ -114,9 +119,35 @@ class LiveAnalysis:
             self._told = {one["id"]: one for one in findings}
         self.headline = _headline(findings)
         self._tell_trainer(findings)
+        self._look_from_outside(findings)
         self.watch = self.watch or watch_of(self._trace)
         self.watch.look(self._trace, through=settled_step(self._trace))
         self._trace.rollups.update()
+
+    def _look_from_outside(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """At ranks that all stand still, once; the next look tells of their stacks."""
+        from neuraldbg.analysis.ranks import processes
+        from neuraldbg.surfaces.stacks import take_stacks
+        from neuraldbg.trace.rundir import write_stacks
+
+        stood = [one for one in findings if one["kind"] == "rank_divergence" and "seconds" in one["evidence"]]
+        self._tell_standstill(stood[0] if stood else None)
+        if not stood or stood[0]["step"] == self._stacked:
+            return
+        assert self._trace is not None
+        self._stacked, ranks = stood[0]["step"], processes(self._trace).values()
+        write_stacks(self.run_dir, take_stacks(ranks, stood[0]["step"], first=stood[0]["rank"]))
+        self._told.pop(stood[0]["id"], None)
+        self._grown = True
+
+    def _tell_standstill(self, stood: Mapping[str, Any] | None) -> None:
+        """Where nobody moves, nothing else would ever be said."""
+        lasts = stood is not None and stood["evidence"]["seconds"] >= WORTH_SAYING_S
+        if lasts and not self._said_standing and stood is not None:
+            self._say(stood["summary"])
+        elif stood is None and self._said_standing:
+            self._say("the ranks move again")
+        self._said_standing = lasts or (self._said_standing and stood is not None)
 
     def _tell_trainer(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """What --break-on asked for stops the run at its next step."""

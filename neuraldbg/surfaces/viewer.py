@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from neuraldbg.control.server_file import STAY
 from neuraldbg.surfaces.live_analysis import EAGER, FIRST_LOOK_S, LEAST_PAUSE_S, LiveAnalysis
+from neuraldbg.surfaces.shipment import begin_shipment
 
 if TYPE_CHECKING:
     import argparse
@@ -41,22 +42,31 @@ def main(argv: list[str] | None = None) -> int:
     page = _open_page(run_dir, options)
     way = _open_browser(page, run_dir) if options.browser else None
     trainer = Trainer(options.parent_fd)
+    shipment = begin_shipment(run_dir, _say)
+    if shipment is not None:
+        # a cluster warns all processes before it kills them: what is there goes now, and the trainer's end is awaited
+        signal.signal(signal.SIGTERM, lambda *_: shipment.hurry())
     try:
         code = _watch_and_conclude(run_dir, options, trainer)
+        if shipment is not None:
+            shipment.finish()
         if page is not None and trainer.stays:
             _say(f"the page stays at {page.address} until Ctrl-C")
             trainer.wait_until_it_leaves()
-        return code
     finally:
         if way is not None:
             way.unlink(missing_ok=True)
         if page is not None:
             page.close()
+    if shipment is not None and shipment.stuck:
+        sys.stdout.flush()
+        os._exit(code)  # the library of the store would wait for its answer
+    return code
 
 
 def _watch_and_conclude(run_dir: Path, options: argparse.Namespace, trainer: Trainer) -> int:
     pace = EAGER if options.eager else {"first_look_s": options.first_look, "least_pause_s": options.least_pause}
-    analysis = LiveAnalysis(run_dir, **pace)
+    analysis = LiveAnalysis(run_dir, **pace, say=_say)
     _give_way()
     if options.live and _can_draw():
         _watch(run_dir, trainer, analysis)
@@ -196,21 +206,24 @@ def _watch(run_dir: Path, trainer: Trainer, analysis: LiveAnalysis) -> None:
     """Keeps the live line until the trainer is gone. The line may fail; the report may not, so nothing escapes."""
     from neuraldbg.errors import NeuralDbgError
     from neuraldbg.surfaces.terminal.held import Held
-    from neuraldbg.surfaces.terminal.live import REDRAW_S, BottomRow
+    from neuraldbg.surfaces.terminal.live import LONGEST_REST_S, REDRAW_S, BottomRow
 
     started = time.monotonic()
     live: LiveText | None = None
     pause_s = REDRAW_S
     with closing(Held(run_dir)) as held, BottomRow(sys.stderr.fileno(), color=not os.environ.get("NO_COLOR")) as row:
         while not trainer.ended(timeout_s=pause_s):
-            where, now = held.where(), time.monotonic()
+            where, worked_s = held.where(), 0.0
             try:
                 live = live or _follow(run_dir)
+                now, began_s = time.monotonic(), time.thread_time()
                 row.show(live.text(now_s=now, running_s=now - started, verdict=analysis.headline, held=where))
+                worked_s = time.thread_time() - began_s
             except (NeuralDbgError, OSError):
                 live = None  # nothing readable yet
-            # Reading must never cost the training a core: rest at least twenty times as long as it took.
-            pause_s = max(REDRAW_S, 20 * (time.monotonic() - now))
+            # Reading must never cost the training a core: rest at least twenty times as long as it worked. Not as long
+            # as it took: on a busy machine, and while this process begins, that would freeze the line for minutes.
+            pause_s = max(REDRAW_S, min(20 * worked_s, LONGEST_REST_S))
             if not analysis.wait_s():
                 analysis.tend()
 
@@ -226,12 +239,14 @@ def _conclude(run_dir: Path, options: argparse.Namespace, analysis: LiveAnalysis
     from neuraldbg.analysis.anomalies.watch import watch_of
     from neuraldbg.analysis.findings import strict
     from neuraldbg.analysis.summary import summarise
+    from neuraldbg.surfaces.liveness import wait_for_ranks
     from neuraldbg.surfaces.reports.session import dump, session_of, write_atomic
     from neuraldbg.surfaces.web.judgement import of_summary
     from neuraldbg.trace import open_trace
     from neuraldbg.trace.findings import write_findings, write_verdict
 
     trace = open_trace(run_dir)
+    wait_for_ranks(trace)
     watch = analysis.watch or watch_of(trace)
     watch.look(trace)
     summary = summarise(trace, alive=False, anomalies=watch.report())

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import made_run, train
+from made_runs import made_run, train, two_runs
 
 
 @pytest.fixture
@@ -28,8 +28,4 @@ def live(run_dir: Path) -> Iterator[Any]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A working directory with two finished runs, `good` and, newer, `broken`."""
-    for name, nan_from in (("good", None), ("broken", 33)):
-        with made_run(tmp_path / "neuraldbg_runs" / name) as run:
-            train(run, nan_from=nan_from)
-            run.end(steps=50)
-    return tmp_path
+    return two_runs(tmp_path)

@@ -37,7 +37,8 @@ def debug(*words: str) -> int:
 
 def test_a_plain_script_has_the_defaults(asked: list[Request]) -> None:
     assert debug("train.py", "--lr", "0.1") == 5
-    assert asked == [Request(target="train.py", args=("--lr", "0.1"), port=8050, page=PAGE)]
+    kept = {"max_disk_bytes": 2 * 10**9 - 128_000_000, "record_bytes": 128_000_000, "record_share": 0.0025}
+    assert asked == [Request(target="train.py", args=("--lr", "0.1"), port=8050, page=PAGE, **kept)]  # type: ignore[arg-type]
 
 
 def test_every_option_arrives(asked: list[Request], tmp_path: Path) -> None:
@@ -46,10 +47,18 @@ def test_every_option_arrives(asked: list[Request], tmp_path: Path) -> None:
     assert asked == [
         Request(
             target="pkg.train", args=("--help", "--", "-m", "x"), module=True, out=Path("o"), budget="full",
-            layers=("fc*", "conv1"), max_disk_bytes=10**9, export=tmp_path / "s.json", json=True, fail_on="critical",
-            serve=False, page=PAGE,
+            layers=("fc*", "conv1"), max_disk_bytes=875_000_000, record_bytes=125_000_000, record_share=0.0025,
+            export=tmp_path / "s.json", json=True, fail_on="critical", serve=False, page=PAGE,
         )
     ]  # fmt: skip
+
+
+def test_what_is_asked_for_a_recording_takes_nothing_from_the_run(asked: list[Request]) -> None:
+    debug("--max-disk", "1GB", "--record-memory", "3GB", "train.py")
+    debug("--max-disk", "1GB", "--record", "full", "train.py")
+    debug("--max-disk", "1GB", "--record", "off", "train.py")
+    kept = [(request.max_disk_bytes, request.record_bytes) for request in asked]
+    assert kept == [(10**9, 3 * 10**9), (10**9, 512 * 10**6), (10**9, 0)]
 
 
 def test_an_update_before_the_first_cannot_be_armed(asked: list[Request], capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +87,9 @@ def test_the_page_is_served_unless_it_is_not_wanted(asked: list[Request], capsys
 def test_settings_of_the_project_are_taken_and_options_win(asked: list[Request], tmp_path: Path) -> None:
     (tmp_path / "neural_config.yaml").write_text("budget: 3%\nmax_disk: 5GB\n")
     debug("--max-disk", "1GB", "train.py")
-    assert [(request.budget, request.max_disk_bytes) for request in asked] == [("3%", 10**9)]
+    assert [(request.budget, request.max_disk_bytes) for request in asked] == [
+        ("3%", 875_000_000)
+    ]  # and 125 MB for what is recorded
 
 
 def test_the_dial_of_anomalies_and_the_focus_are_told_to_the_analysis(asked: list[Request], tmp_path: Path) -> None:

@@ -71,6 +71,44 @@ def test_lines_of_before_come_back_and_only_so_many_are_kept() -> None:
     assert typed(editor, UP + DOWN) == ""
 
 
+def test_a_line_that_is_typed_waits_while_older_ones_are_looked_at() -> None:
+    editor = made()
+    typed(editor, "b fc")
+    assert typed(editor, f"p los{UP}{DOWN}s") == "p loss"
+
+
+OLDER, GIVE_UP = "\x12", "\x07"
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (f"{OLDER}loss", "p loss.item()"),
+        (f"{OLDER}loss{OLDER}", "b fc if loss > 2"),
+        (f"{OLDER}loss{OLDER * 9}", "b fc if loss > 2"),  # there is no older one
+        (f"{OLDER}lossy\x7f", "p loss.item()"),
+        (f"{OLDER}fc{LEFT}{HOME}{DELETE}d", "d fc if loss > 2"),  # an arrow takes the line, to be changed
+        (f"half{OLDER}loss{GIVE_UP} typed", "half typed"),
+        (f"{OLDER}nowhere", ""),
+    ],
+)
+def test_a_line_of_before_is_found_by_a_part_of_it(keys: str, line: str) -> None:
+    editor = made()
+    for before in ("b fc if loss > 2", "v", "p loss.item()", "t output"):
+        typed(editor, before)
+    assert typed(editor, keys) == line
+
+
+def test_a_search_says_what_it_looks_for() -> None:
+    editor = made()
+    typed(editor, "p loss")
+    for letter in f"{OLDER}lo":
+        editor.press(letter)
+    assert editor.picture(60) == "\r(line with 'lo') p loss\x1b[K"
+    editor.press("x")
+    assert editor.picture(60).startswith("\r(no line with 'lox') ")
+
+
 def test_the_end_of_input_is_one_only_on_an_empty_line() -> None:
     editor = made()
     with pytest.raises(EOFError):

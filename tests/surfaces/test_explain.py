@@ -29,7 +29,7 @@ def test_without_an_id_all_are_listed(tmp_path: Path) -> None:
 def test_json(tmp_path: Path) -> None:
     one = json.loads(neural("explain", "--json", "nan_loss", cwd=tmp_path).stdout)
     assert one["id"] == "nan_loss"
-    assert len(json.loads(neural("explain", "--json", cwd=tmp_path).stdout)) == 114
+    assert len(json.loads(neural("explain", "--json", cwd=tmp_path).stdout)) == 118
 
 
 def test_a_wrong_id_is_one_line_with_the_nearest(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuraldbg.surfaces.terminal.figures import duration, figure, percent, quantity, shortened, size, sparkline
+from neuraldbg.surfaces.terminal.figures import duration, ending, figure, percent, quantity, shortened, size, sparkline
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,9 @@ def test_other_units() -> None:
     assert [duration(x) for x in (None, 0.84, 42, 185, 7800)] == ["-", "0.8s", "42s", "3m 05s", "2h 10m"]
     assert [percent(None), percent(0.0093), percent(0.0001)] == ["-", "0.9 %", "0.01 %"]
     assert shortened("NonDynamicallyQuantizableLinear", 10) == "NonDynam.."
+    assert ending("transformer.h.11.attn.c_attn", 14) == "..attn.c_attn"
+    assert ending("a_name_without_a_dot", 8) == ".._a_dot"
+    assert (ending("fc", 14), ending("fc", 1)) == ("fc", ".")
 
 
 @given(st.lists(st.floats(width=64)), st.booleans())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from neuraldbg.errors import UsageError
 from neuraldbg.surfaces.cli.debug import command
-from neuraldbg.surfaces.cli.target import Split, refuse_unsupported, split_target
+from neuraldbg.surfaces.cli.target import Split, need_values, refuse_unsupported, split_target
 
 VALUES = {"--out": 1, "--budget": 1, "--layers": 1, "--compare": 2, "--headless": 0}
 anything = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
@@ -76,7 +76,22 @@ def test_every_option_of_the_command_is_known_to_the_splitter() -> None:
     assert {"--out", "--budget", "--layers", "--max-disk", "--export", "--fail-on", "--compare", "--json"} <= names
 
 
-@pytest.mark.parametrize("target", ["torchrun", "accelerate", "deepspeed"])
-def test_later_targets_say_so(target: str) -> None:
-    with pytest.raises(UsageError, match=r"not in this version; available: train\.py"):
+@pytest.mark.parametrize("target", ["deepspeed", "mpirun", "srun"])
+def test_launchers_that_are_no_programs_of_ours_say_what_to_write(target: str) -> None:
+    with pytest.raises(UsageError, match=rf"{target} .*neuraldbg train\.py"):
         refuse_unsupported(target)
+
+
+@pytest.mark.parametrize("target", ["torchrun", "accelerate", "train.py"])
+def test_launchers_that_are_python_are_run(target: str) -> None:
+    refuse_unsupported(target)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [(["--port"], "--port needs a value"), (["--headless", "--compare", "a.json"], "--compare needs 2 values")],
+)
+def test_an_option_that_waits_for_its_value_does_not_take_the_target_for_it(own: list[str], says: str) -> None:
+    need_values(["--port", "1", "--port=2", "--headless"], {"--port": 1, "--compare": 2})
+    with pytest.raises(UsageError, match=says):
+        need_values(own, {"--port": 1, "--compare": 2})

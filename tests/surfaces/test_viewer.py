@@ -203,13 +203,17 @@ def test_the_live_line_says_where_a_held_training_waits(tmp_path: Path) -> None:
     with training(run.directory) as trained:
         trained.gate.breakpoints.add("fc")
         with screen(run.directory) as shown:
-            shown.read_until(r"neural debug \| paused at fc forward \| step 4")
+            shown.read_until(r"neural debug \| paused at fc forward for [\d.]+s \| step \d")
+            shown.text = ""
+            shown.read_until(r"neural debug \| paused at fc forward for [1-9]")  # it is seen to wait
             shown.text = ""
             trained.gate.breakpoints.clear()
             trained.gate.resume()
             shown.read_until(r"neural debug \| step 4")
             trained.gate.pause()
-            shown.read_until(r"neural debug \| paused (at \w+ (forward|backward)|after the update) \| step 4")
+            shown.read_until(
+                r"neural debug \| paused (at \w+ (forward|backward)|after the update) for [\d.]+s \| step \d"
+            )
 
 
 def test_it_follows_a_resize(run_dir: Path) -> None:

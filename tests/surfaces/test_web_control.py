@@ -76,6 +76,20 @@ def test_an_unknown_layer_is_404_with_the_nearest(live: tuple[Training, Doorway]
     assert (status, answer["nearest"][0]) == (404, "conv1")  # type: ignore[index]
 
 
+def test_a_breakpoint_may_wait_for_a_layer_that_is_not_there_yet(live: tuple[Training, Doorway]) -> None:
+    body = {"layer_name": "critic.0", "pending": True}
+    status, answer = send(live[1], "POST", "/api/breakpoint", body)
+    assert (status, answer["breakpoint"]["pending"]) == (200, True)  # type: ignore[index,call-overload]
+    assert send(live[1], "POST", "/api/breakpoint", {"layer_name": "conv1", "pending": "yes"})[0] == 422
+
+
+def test_phase_and_once_can_be_changed(live: tuple[Training, Doorway]) -> None:
+    _, door = live
+    number = send(door, "POST", "/api/breakpoint", {"layer_name": "fc", "condition": "step < 0"})[1]["id"]
+    changed = send(door, "PATCH", f"/api/breakpoint/{number}", {"phase": "backward", "once": True})[1]["breakpoint"]
+    assert (changed["phase"], changed["once"]) == ("backward", True)  # type: ignore[index,call-overload]
+
+
 def test_the_wrong_state_is_409(live: tuple[Training, Doorway]) -> None:
     trained, door = live
     assert send(door, "POST", "/api/continue") == (409, {"error": "the run is not paused"})

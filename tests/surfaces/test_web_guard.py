@@ -215,3 +215,38 @@ def test_the_address_carries_the_token_only_where_it_is_needed() -> None:
             assert (f"token={door.token}" in door.line) is needed
         finally:
             door.close()
+
+
+# -- behind a tunnel ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tunnelled(run_dir: Path) -> Iterator[TestClient]:
+    """The peer is a process of the owner's: the tunnel."""
+    with asking(run_dir, token="secret", behind_proxy=True) as client:
+        client.get("/favicon.svg", headers={"authorization": "Bearer secret"})
+        yield client
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8050", "some-words.example.com", "bore.example:41234"])
+def test_behind_a_proxy_everybody_needs_the_token_by_any_name(tunnelled: TestClient, host: str) -> None:
+    asked = {"host": host}
+    assert tunnelled.get("/api/run", headers=asked).status_code == 401
+    assert tunnelled.get("/api/run", headers={**asked, "authorization": "Bearer secret"}).status_code == 200
+    assert tunnelled.get("/api/run", headers={**asked, "authorization": "Bearer other"}).status_code == 401
+
+
+def test_behind_a_proxy_other_sites_stay_outside(tunnelled: TestClient) -> None:
+    given = {"host": "some-words.example.com", "authorization": "Bearer secret"}
+    own = {"origin": "https://some-words.example.com"}
+    assert tunnelled.get("/api/run", headers={**given, **own}).status_code == 200
+    assert tunnelled.get("/api/run", headers={**given, "origin": "https://evil.example"}).status_code == 403
+    assert tunnelled.get("/api/run", headers={**given, "host": ""}).status_code == 403
+
+
+def test_a_door_behind_a_proxy_tells_its_token(run_dir: Path) -> None:
+    door = Doorway("127.0.0.1", 0, behind_proxy=True)
+    try:
+        assert door.address == f"{door.url}/?token={door.token}"
+    finally:
+        door.close()

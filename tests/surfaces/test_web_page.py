@@ -154,7 +154,7 @@ def test_what_was_tried_on_a_run_is_told_and_else_how_to(tmp_path: Path) -> None
         run.end(steps=50)
     with asking(run_dir) as client:
         nothing = client.get("/api/whatif").json()
-        assert nothing == {"tried": None, "command": f"neural whatif '{run_dir}'"}
+        assert nothing == {"tried": None, "trying": None, "command": f"neural whatif '{run_dir}'"}
         assert client.get("/api/run").json()["again"] == f"neural view '{run_dir}'"
         arm = {"intervention": "lr x0.1", "verdict": "verified", "metric": {"control": "inf", "arm": 0.5}}
         (run_dir / "whatif.json").write_text(json.dumps({"control": {}, "arms": [arm], "notes": []}))
@@ -203,6 +203,8 @@ def test_a_condition_is_rehearsed_on_the_recorded_steps(client: TestClient) -> N
     unknown = rehearsed("", "conv")
     assert "conv" in str(unknown["error"])
     assert unknown["nearest"] == ["conv1"]
+    assert unknown["unknown_layer"] is True
+    assert rehearsed("grad_norm <", "conv")["unknown_layer"] is False  # the condition comes first
 
 
 def test_a_cause_comes_before_what_it_led_to() -> None:

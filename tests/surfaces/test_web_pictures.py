@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import made_run
+from made_runs import MadeRun, made_run
 from servers import asking
 
-from neuraldbg.records import Kind
+from neuraldbg.records import Call, Kind
 from neuraldbg.surfaces.web import data
-from neuraldbg.trace import open_trace
+from neuraldbg.trace import TraceWriter, open_trace
 from neuraldbg.trace.heatmap import Heatmap, infinities
 
 NO = data.NOT_MEASURED
@@ -32,6 +32,31 @@ def test_the_bytes_of_a_heatmap_are_shares_of_its_range() -> None:
     assert (shown(np.nan).low, shown(np.nan).cells.tolist()) == (None, [[NO]])
 
 
+@pytest.mark.parametrize(("scale", "log", "middle"), [("linear", False, 0), ("log", True, 125)])
+def test_the_colours_go_by_the_scale_that_was_asked_for(tmp_path: Path, scale: str, log: bool, middle: int) -> None:
+    with made_run(tmp_path / "run") as run:
+        site = run.module("fc", "Linear", run.model())
+        for step, norm in enumerate((1e-6, 1e-3, 1.0)):
+            run.stats(site, Kind.GRADIENT, step, l2=norm)
+        run.end(steps=3)
+    answer, found = cells(tmp_path / "run", f"scale={scale}")
+    assert (answer["log"], found) == (log, [0, middle, 250])
+
+
+def test_no_scale_by_powers_of_ten_where_there_are_values_below_zero() -> None:
+    row = np.array([[-1.0, 0.0, 1.0]])
+    none = np.zeros(row.shape, bool)
+    found = Heatmap(row, none, infinities(row, row, none), [], ["a"], np.arange(4))
+    assert (data.picture(found, log=True).log, data.picture(found, log=True).cells.tolist()) == (False, [[0, 125, 250]])
+
+
+def test_one_value_alone_has_a_colour_on_every_scale() -> None:
+    row = np.array([[2.0, 2.0]])
+    none = np.zeros(row.shape, bool)
+    found = Heatmap(row, none, infinities(row, row, none), [], ["a"], np.arange(3))
+    assert data.picture(found, log=True).cells.tolist() == data.picture(found, log=False).cells.tolist() == [[0, 0]]
+
+
 def test_an_infinity_is_neither_the_largest_value_nor_nothing() -> None:
     assert shown(1.0, 2.0, np.inf, -np.inf).cells.tolist() == [[0, 250, data.PLUS_INF, data.MINUS_INF]]
     only = shown(np.inf, -np.inf)
@@ -45,6 +70,25 @@ def test_a_sampled_value_stands_until_the_next_but_not_for_ever() -> None:
     assert stopped.held
     assert [at for at, cell in enumerate(stopped.cells[0]) if cell == NO] == [3, 4, 5, 16, 17, 18]
     assert shown(np.nan, 1.0, np.nan).cells.tolist() == [[NO, 0, NO]]  # how often it is measured is not known
+
+
+def test_of_which_step_a_column_is_stands_beside_it() -> None:
+    assert shown(1.0, 1.0, np.nan, 1.0, np.nan, np.nan).sources == [0, 1, 1, 3, 3, 3]
+    assert shown(1.0, 1.0).sources is None
+
+
+def test_no_value_stands_for_a_step_after_the_loss_broke(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as run:
+        site = run.module("fc", "Linear", run.model())
+        for step in range(30):
+            run.scalar("loss", step, float("nan") if step >= 22 else 1.0)
+            if step % 5 == 0:
+                run.stats(site, Kind.GRADIENT, step, l2=1.0 + step, nan_count=int(step >= 22))
+        run.end(steps=30)
+    answer, found = cells(tmp_path / "run", "width=100")
+    assert [at for at, cell in enumerate(found) if cell == NO] == [1, 2, 3, 4, 22, 23, 24]
+    assert set(found[25:]) == {data.NAN}
+    assert (answer["sources"][21], answer["sources"][25], answer["sources"][29]) == (20, 25, 25)
 
 
 def sampled(folder: Path, steps: int, every: int, **odd: Any) -> Path:
@@ -121,3 +165,30 @@ def test_a_moment_of_a_run_that_goes_on_has_the_loss_of_its_last_whole_step(tmp_
         with asking(tmp_path / "run") as client:
             assert client.get("/api/moment").json()["scalars"] == {"loss": "nan"}
             assert client.get("/api/moment?step=0").json()["scalars"] == {"loss": 5.0}
+
+
+@pytest.mark.parametrize("steps", [4, 9000], ids=["rows", "rolled up"])
+def test_a_heatmap_of_one_rank_has_its_values_alone(tmp_path: Path, steps: int) -> None:
+    with made_run(tmp_path / "run") as first:
+        with TraceWriter(first.directory, rank=1, threaded=False, ring_rows=65536) as writer:
+            for rank, run in enumerate((first, MadeRun(first.directory, writer))):
+                run.writer.fact("process", group_rank=rank, world_size=2)
+                site = run.module("fc", "Linear", run.model())
+                for step in range(steps):
+                    run.stats(site, Kind.GRADIENT, step, l2=1.0 + 9.0 * rank)
+                    run.call(Call.STEP, step)
+        first.end(steps=steps)
+    with asking(tmp_path / "run") as client:
+
+        def values(query: str) -> set[float]:
+            told = client.get(f"/api/heatmap?format=json&width=4{query}").json()
+            assert told["layers"] == ["fc"]
+            return set(told["values"][0])
+
+        assert (values(""), values("&rank=0"), values("&rank=1")) == ({10.0}, {1.0}, {10.0})
+        drawn = client.get("/api/heatmap/cells?rank=1").json()
+        assert (drawn["min"], drawn["max"]) == (10.0, 10.0)
+        assert client.get("/api/run").json()["ranks"] == [0, 1]
+        unknown = client.get("/api/heatmap?rank=7")
+        assert unknown.status_code == 404
+        assert "no rank '7'" in unknown.json()["error"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from servers import asking
 from starlette.testclient import TestClient
 
 from neuraldbg.analysis.profile_report import profile_of
+from neuraldbg.surfaces.web.runs import ServedRun
 from neuraldbg.trace import TraceWriter, open_trace
 
 PUSHED = {
@@ -136,6 +138,26 @@ def test_ranks_are_held_against_each_other(tmp_path: Path) -> None:
     assert told["said"] == "the slowest rank takes 1.50 times as long as the fastest"
     times = told["Time of a step"]["rows"]
     assert times == [["rank 0", pytest.approx(20.0), None], ["rank 1", pytest.approx(30.0), None]]
+
+
+def test_nobody_waits_for_a_profile_that_takes_long(tmp_path: Path) -> None:
+    with made_run(tmp_path / "run") as made:
+        train(made, steps=5)
+        made.end(steps=5)
+    run, steps = ServedRun(tmp_path / "run"), []
+
+    def look() -> None:
+        with run.reading() as trace:
+            steps.append(trace.last_step)
+
+    try:
+        with run.apart() as profiled:
+            other = threading.Thread(target=look)
+            other.start()
+            other.join(30)
+            assert steps == [profiled.last_step] == [4]
+    finally:
+        run.close()
 
 
 def test_the_page_has_the_six_views(client: TestClient) -> None:

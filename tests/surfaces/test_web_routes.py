@@ -183,9 +183,30 @@ def test_histograms_are_answered_without_their_empty_ends(tmp_path: Path) -> Non
 
 
 def test_every_rank_has_its_last_step_loss_and_time(client: TestClient) -> None:
-    assert client.get("/api/ranks").json()["ranks"] == [
-        {"rank": 0, "ended": True, "last_step": 49, "loss": pytest.approx(0.1985, abs=1e-3), "step_time_s": 0.01}
-    ]
+    told = client.get("/api/ranks").json()
+    known = {"rank": 0, "folder": 0, "ended": True, "last_step": 49, "loss": pytest.approx(0.1985, abs=1e-3)}
+    alone = dict.fromkeys(("host", "local_rank", "sync_s", "sync_share", "overlap_share", "standing"))
+    assert told["ranks"] == [{**known, **alone, "step_time_s": pytest.approx(0.01)}]
+
+
+@pytest.mark.parametrize("step", [0, 20, 49])
+def test_what_is_summed_up_can_be_asked_for_as_it_was(client: TestClient, step: int) -> None:
+    slowest = client.get(f"/api/summary?to={step}").json()
+    assert {one["call_count"] for one in slowest["layers"]} == {step + 1}
+    assert slowest["to"] == step
+    (rank,) = client.get(f"/api/ranks?to={step}").json()["ranks"]
+    assert rank["last_step"] == step
+    profile = client.get(f"/api/profile?to={step}").json()
+    timed = step + 1 if step < 8 else step - 1  # the first two are warming up, where there are others
+    assert (profile["steps"], {one["calls"] for one in profile["layers"]}) == (timed, {timed})
+    views = client.get(f"/api/profile?to={step}&format=views").json()
+    assert views["to"] == step
+    assert client.get("/api/summary?from=9&to=3").status_code == 422
+
+
+def test_the_whole_run_is_what_nobody_limits(client: TestClient) -> None:
+    assert client.get("/api/summary").json() == {**client.get("/api/summary?to=49").json(), "to": None}
+    assert client.get("/api/profile").json() == client.get("/api/profile?to=49").json()
 
 
 def test_losses_over_time_and_epochs(client: TestClient) -> None:
@@ -264,9 +285,10 @@ def test_two_runs_are_compared_and_part_where_one_broke(client: TestClient) -> N
     assert client.get("/api/compare?a=good&b=good").json()["divergence"] is None
 
 
-def test_what_is_not_in_this_version_says_so(client: TestClient) -> None:
+def test_a_finding_and_a_job_that_are_not_there_are_refused(client: TestClient) -> None:
     response = client.post("/api/replay", json={"finding": "x"})
-    assert (response.status_code, response.json()["error"]) == (404, "replay is not in this version")
+    assert response.status_code == 404
+    assert "no finding 'x'" in response.json()["error"]
     assert client.get("/api/jobs/1").status_code == 404
 
 

@@ -35,7 +35,7 @@ BY_STATE = {  # whether these are done depends on where the run is and on what i
     "DELETE /api/breakpoint", "DELETE /api/breakpoint/{id}", "PATCH /api/breakpoint/{id}",
     "PATCH /api/breakpoint/group",
     "POST /api/continue", "POST /api/pause", "POST /api/step", "GET /api/tensor", "GET /api/findings/{id}",
-    "POST /api/replay", "GET /api/jobs/{id}",
+    "POST /api/replay", "GET /api/jobs/{id}", "POST /api/whatif", "GET /api/whatif/plan", "POST /api/tensor",
 }  # fmt: skip
 Live = tuple[Any, Training]
 

@@ -144,6 +144,17 @@ def test_hits_and_pauses_are_told_at_once_whatever_the_interval(run_dir: Path) -
             pass
 
 
+def test_a_breakpoint_that_somebody_else_changes_is_told_at_once(run_dir: Path) -> None:
+    with training(run_dir) as trained, serving(run_dir, interval_s=600) as door, stream(door) as page:
+        assert next_of(page, "state")["state"] == "running"
+        one = trained.gate.breakpoints.add("fc", "step < 0")
+        assert next_of(page, "breakpoints")["run"] == run_dir.name
+        trained.gate.breakpoints.change(one.id, enabled=False)
+        next_of(page, "breakpoints")
+        trained.gate.breakpoints.remove(one.id)
+        next_of(page, "breakpoints")
+
+
 def test_commands_of_the_original_server(run_dir: Path) -> None:
     with training(run_dir) as trained, serving(run_dir) as door, stream(door) as page:
         page.send(json.dumps({"command": "add_breakpoint", "layer_name": "act"}))
@@ -186,6 +197,17 @@ def test_a_slow_page_gets_the_newest_frame_and_every_state_up_to_a_bound() -> No
     found = asyncio.run(waiting())
     assert [each["step"] for each in found[:2]] == [1000 - MOST_WAITING, 1001 - MOST_WAITING]
     assert found[-1] == {"type": "frame", "step": 999}
+
+
+def test_of_many_changes_of_the_breakpoints_one_is_told() -> None:
+    async def waiting() -> list[str]:
+        box = Box()
+        for step in range(100):
+            box.put({"type": "breakpoints"})
+            box.put({"type": "frame", "step": step})
+        return [(await box.get())["type"] for _ in range(2)]
+
+    assert asyncio.run(waiting()) == ["breakpoints", "frame"]
 
 
 def test_frames_come_no_oftener_than_the_interval(tmp_path: Path) -> None:

@@ -178,6 +178,17 @@ def test_every_view_has_its_name_in_the_address_and_a_table_beside_its_drawings(
     look(page, f"view-{view.lower().replace(' ', '-')}-dark")
 
 
+def test_the_execution_trace_has_shapes_time_and_memory_of_every_layer(page: Any, recorded: str) -> None:
+    page.goto(f"{recorded}/?view=Execution Trace&run=healthy")
+    table = page.get_by_role("region", name="Every layer").get_by_role("table")
+    table.wait_for()
+    heads = [each.strip() for each in table.locator("th").all_inner_texts()]
+    assert heads[:6] == ["layer", "type", "in", "out", "time", "memory"]
+    cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
+    assert cells
+    assert all(re.fullmatch(r"\[\d+( × \d+)*\]", cell) for row in cells for cell in row[2:4])
+
+
 def test_a_table_has_what_the_canvas_shows(page: Any, recorded: str) -> None:
     page.goto(f"{recorded}/?view=heatmap&run=healthy&step=10")
     canvas = page.locator("main canvas").first
@@ -224,6 +235,7 @@ def test_a_live_run_is_paused_by_key_and_its_tensors_looked_at(paused: Any) -> N
     layer = place.get_by_role("button").inner_text()
     place.get_by_role("button").click()
     paused.get_by_role("heading", name=layer, exact=True).wait_for()
+    paused.get_by_role("region", name="Layer inspector").get_by_text("values of this pause").wait_for()
     tensor = paused.get_by_role("region", name="Tensor")
     tensor.get_by_text("float32 on cpu").wait_for()
     tensor.get_by_label("Slice").fill("0, :3")
@@ -272,7 +284,7 @@ def test_a_pause_tells_the_numbers_of_its_place(paused: Any) -> None:
     assert known
     place = paused.get_by_role("group", name="Pause")
     place.get_by_text("values").click()
-    told = place.inner_text()
+    told = place.inner_text().lower()
     assert all(name.replace("_", " ") in told for name in known)
     step = paused.evaluate("fetch('/api/state').then((answer) => answer.json())")["step"]
     assert f"step {step:,}" in place.locator("p").inner_text()  # to the last digit

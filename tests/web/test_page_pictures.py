@@ -71,6 +71,55 @@ def test_a_hole_in_the_measurements_is_shown_as_one(page: Any, shown: str) -> No
     assert [row[1] for row in rows_of(panel)] == ["not measured"] * 4
 
 
+def test_panels_say_of_which_step_their_values_are(page: Any, shown: str) -> None:
+    def panel(name: str) -> Any:
+        return page.get_by_role("region", name=name, exact=True)
+
+    page.goto(f"{shown}/?step=930&layer=layers.0")
+    for name in ("Model structure", "Health", "Layer inspector"):
+        panel(name).get_by_text("values of step 920, not of step 930").wait_for()
+    page.goto(f"{shown}/?step=955&layer=layers.0")
+    for name in ("Model structure", "Health", "Layer inspector"):
+        panel(name).get_by_text("values of step 920, before the loss was NaN").wait_for()
+        assert panel(name).evaluate("one => getComputedStyle(one).borderStyle") == "dashed"
+    assert panel("Model structure").locator(".health.ok").count() == 0  # who was well before may not be now
+    page.keyboard.press("}")
+    panel("Model structure").get_by_text("values of step 960").wait_for()  # the last one measured, and the run is over
+    page.goto(f"{shown}/?step=960&layer=layers.0")
+    panel("Model structure").get_by_text("measured at step 960").wait_for()
+    assert page.get_by_text("▲ values of step").count() == 0
+    assert panel("Model structure").locator(".health.ok").count() >= 1
+    page.goto(f"{shown}/?view=heatmap&step=930")
+    panel("grad norm of every layer, step 930").get_by_text("values of step 920, not of step 930").wait_for()
+    page.goto(f"{shown}/?view=heatmap&step=955")
+    picture = panel("grad norm of every layer over the steps")
+    picture.get_by_role("img").first.wait_for()
+    assert [row[1] for row in rows_of(picture)] == ["not measured"] * 4
+
+
+def test_an_address_beyond_the_end_is_brought_back_to_it(page: Any, shown: str) -> None:
+    page.goto(f"{shown}/?step=99999")
+    until(page, lambda: page.get_by_test_id("shown-step").inner_text() == "999")
+    assert "step=999" in page.url
+
+
+def test_a_layer_is_found_by_its_type(page: Any, shown: str) -> None:
+    page.goto(shown)
+    tree = page.get_by_role("region", name="Model structure")
+    tree.get_by_label("Search a layer").fill("LIN")
+    until(page, lambda: tree.get_by_text("Linear").count() == 4)
+    tree.get_by_label("Search a layer").fill("conv")
+    tree.get_by_text("No layer has “conv” in its name or type.").wait_for()
+
+
+def test_menus_offer_nothing_twice_and_by_names_that_people_use(page: Any, recorded: str) -> None:
+    page.goto(f"{recorded}/?run=healthy")
+    series = page.get_by_label("Series").locator("option")
+    until(page, lambda: series.count() > 2)
+    assert {"loss", "learning rate", "time of a step"} <= set(series.all_inner_texts())
+    assert "loss.0" not in series.all_inner_texts()  # one line calls backward: its loss is the loss
+
+
 @pytest.mark.parametrize("width", [390, 1440])
 def test_curves_of_few_steps_say_so_and_name_the_value_and_the_largest(page: Any, shown: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})

@@ -25,7 +25,7 @@ def test_a_debugged_run_has_six_profiling_views(page: Any, recorded: str) -> Non
     assert "neural profile" in layers.inner_text()
     for title in TITLES:
         page.get_by_role("button", name=title).click()
-        shown = page.get_by_role("region", name=title)
+        shown = page.get_by_role("region", name=title, exact=True)
         shown.wait_for()
         assert len(shown.inner_text()) > len(" ".join(TITLES)) + 40, title  # a chart, or what to do
         folder = os.environ.get("PAGE_SCREENSHOTS")

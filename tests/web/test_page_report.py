@@ -61,7 +61,7 @@ def test_its_numbers_are_those_of_the_server(lone: Open, page: Any, reports: Rep
     for each in (sent, page):
         rows = each.get_by_role("region", name="Every layer", exact=True).get_by_role("row")
         rows.nth(1).wait_for()
-        each.get_by_role("heading", name="Every layer at step 20").wait_for()
+        each.get_by_role("region", name="Every layer").first.get_by_text("values of step 20", exact=True).wait_for()
         tables.append([rows.nth(at).inner_text() for at in range(rows.count())])
     assert tables[0] == tables[1]
 

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { boxesOf, clustered, columnOf, healthOf, MINUS_INF, moved, NAN, NOT_MEASURED, palette, place, PLUS_INF, pointAt, scaleOf, ticks, TOP, valueAt, viridis, withoutGaps, zoomed } from "../src/lib/chart";
+import { beside, boxesOf, clustered, columnOf, healthOf, MINUS_INF, moved, NAN, NOT_MEASURED, palette, place, PLUS_INF, pointAt, scaleOf, ticks, TOP, valueAt, viridis, withoutGaps, zoomed } from "../src/lib/chart";
 import { type Heat, heatOf, numberAt, points, ratioOf, said, worst } from "../src/lib/heat";
 import type { Finding, Span } from "../src/lib/types";
 
@@ -125,7 +125,7 @@ describe("flame graph", () => {
 describe("marks", () => {
   it("that would lie on one another become one, a finding before a hit", () => {
     const marks = clustered([{ step: 50, kind: "hit", label: "hit" }, { step: 51, kind: "finding", label: "found" }, { step: 90, kind: "hit", label: "late" }], 100, 200);
-    expect(marks.map((mark) => [mark.kind, mark.label, mark.x])).toEqual([["finding", "hit; found", 100], ["hit", "late", 180]]);
+    expect(marks.map((mark) => [mark.kind, mark.labels, mark.x])).toEqual([["finding", ["hit", "found"], 100], ["hit", ["late"], 180]]);
   });
 });
 
@@ -137,5 +137,20 @@ describe("health", () => {
     expect(healthOf("a", { ...frame, metrics: { nan_count: [2] } }, 0, [])).toEqual(["bad", "NaN"]);
     expect(healthOf("a", { ...frame, metrics: { grad_norm: [1] } }, 0, [])).toEqual(["ok", "ok"]);
     expect(healthOf("b", { ...frame, metrics: { grad_norm: [NaN] } }, 0, [])).toEqual(["unknown", ""]);
+  });
+});
+
+describe("a flame graph by keyboard", () => {
+  const spans = [span("model", 0, 10, 0), span("a", 0, 4, 1), span("a.0", 1, 2, 2), span("b", 4, 10, 1), span("back", 12, 20, 0)];
+  const boxes = boxesOf(spans, 0, 20, 0);
+  const after = (name: string | null, key: string) => beside(boxes, spans.find((one) => one.name === name) ?? null, key)?.name;
+  it("begins at the first call, whichever arrow is pressed", () => {
+    expect(after(null, "ArrowLeft")).toBe("model");
+    expect(after(null, "Enter")).toBeUndefined();
+  });
+  it("goes to the call beside, inside and around", () => {
+    expect([after("model", "ArrowRight"), after("back", "ArrowLeft"), after("back", "ArrowRight")]).toEqual(["back", "model", undefined]);
+    expect([after("model", "ArrowDown"), after("a", "ArrowDown"), after("b", "ArrowDown"), after("back", "ArrowDown")]).toEqual(["a", "a.0", undefined, undefined]);
+    expect([after("a.0", "ArrowUp"), after("b", "ArrowUp"), after("model", "ArrowUp")]).toEqual(["a", "model", undefined]);
   });
 });

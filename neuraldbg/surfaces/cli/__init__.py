@@ -27,10 +27,13 @@ COMMANDS = {
     "replay": "Make any step of a recorded run again.",
     "determinism": "Run a script twice and name what differs.",
     "compare": "Put two runs side by side.",
-    "export": "Write a run as one file: JSON, CSV, ZIP, HTML, a trace.",
+    "analyze": "Analyse many ranks and runs, here or on an engine.",
+    "export": "Write a run as one file, or as Parquet.",
+    "import": "Make a run directory of a Parquet data set.",
     "doctor": "Say what is installed and what works here.",
     "completion": "Print the shell completion script.",
 }
+FILES = {"import": "import_run"}  # commands whose name no file can have
 GLOBAL_FLAGS = ("-v", "--verbose", "--no-animations")
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
@@ -44,7 +47,7 @@ class CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"{__name__}.{cmd_name}").command
+        command: click.Command = import_module(f"{__name__}.{FILES.get(cmd_name, cmd_name)}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

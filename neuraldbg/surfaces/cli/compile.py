@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from neuraldbg.errors import UsageError
-from neuraldbg.surfaces.cli.dsl_files import BACKEND, FILE, NETWORK, shows_problems
+from neuraldbg.surfaces.cli.dsl_files import BACKEND, FILE, NETWORK, each_with_path, shows_problems
 
 
 @click.command(short_help="Write a .neural file as PyTorch or Keras code.")
@@ -30,7 +30,8 @@ def command(file: str, backend: str | None, output: str | None, dry_run: bool, *
     from neuraldbg.surfaces.cli.visualize import write
 
     wanted = backend_of(backend)
-    job = prepare(file, Options(network=options["network"], dataset=options["dataset"]), backend=wanted, written=True)
+    given = Options(network=options["network"], dataset=options["dataset"])
+    job = prepare(file, given, backend=wanted, written=True, searched=options["hpo"])
     if options["hpo"]:
         from neuraldbg.dsl.train.search import search_best
 
@@ -38,9 +39,7 @@ def command(file: str, backend: str | None, output: str | None, dry_run: bool, *
     target = Path(output) if output else Path(file).with_suffix(".py")
     if target.resolve() == Path(file).resolve():
         raise UsageError(f"{target} is the file itself; name another with -o")
-    for graph in job.graphs:
-        several = f"_{graph.network.name.lower()}" if len(job.graphs) > 1 else ""
-        path = target.with_name(f"{target.stem}{several}{target.suffix}")
+    for graph, path in each_with_path(job.graphs, target):
         text = script_for(wanted, graph, file)
         if dry_run:
             click.echo(text, nl=False)

@@ -9,10 +9,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neuraldbg.errors import UsageError
-from neuraldbg.surfaces.cli.target import DSL_SUFFIXES, refuse_unsupported, split_target
+from neuraldbg.surfaces.cli.target import DSL_SUFFIXES, need_values, refuse_unsupported, split_target
 
 if TYPE_CHECKING:
     from neuraldbg.config import Config
+
+
+OF_FILES = ("dataset", "network", "device", "epochs", "batch")  # what a .neural file is trained with
+AUTO_BYTES = 128_000_000  # on disk, of a recording that nobody asked for
+TAKEN = (  # options that are settings of the same name
+    "headless",
+    "host",
+    "port",
+    "out",
+    "budget",
+    "max_disk",
+    "fail_on",
+    "record",
+    "record_memory",
+    "deterministic",
+)
 
 
 class DebugCommand(click.Command):
@@ -26,6 +42,7 @@ class DebugCommand(click.Command):
         }
         split = split_target(args, values)
         ctx.meta["split"] = split
+        need_values(split.own, values)
         if split.target is not None and "--compare" not in split.own:
             refuse_unsupported(split.target)
         own = [*split.own, "-m"] if split.module else [*split.own]
@@ -48,7 +65,11 @@ class DebugCommand(click.Command):
 @click.option("--host", metavar="ADDR", help="Address of the dashboard.")
 @click.option("--port", metavar="N", help="Port of the dashboard.")
 @click.option("--theme", metavar="NAME", help="Colours of the dashboard: dark, light, auto.")
-@click.option("--out", metavar="DIR", help="Directory of the run.  [default: neuraldbg_runs/<time>-<script>]")
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="Directory of the run, or a URL (s3://bucket/run) to ship it to.  [default: neuraldbg_runs/<time>-<script>]",
+)
 @click.option("--budget", metavar="SHARE", help="Time the debugger may add: 1%, full (every step), off.  [default: 1%]")
 @click.option("--layers", metavar="PATTERN", multiple=True, help="Watch these layers only (name, glob; repeatable).")
 @click.option("--gradients", is_flag=True, help="Look for and show faults of the gradients only (may be combined).")
@@ -75,8 +96,21 @@ class DebugCommand(click.Command):
     type=click.IntRange(min=0),
     help="Check every operation from this update on: names the line.",
 )
-@click.option("--record", metavar="MODE", help="full: keep what `neural replay` needs to make any step again; off.")
-@click.option("--record-memory", metavar="SIZE", help="Most that a recording takes.  [default: 512MB]")
+@click.option(
+    "--record",
+    metavar="MODE",
+    help="What `neural replay` needs to make steps again: auto (of as many as the budget allows), full (of all), off.  "
+    "[default: auto]",
+)
+@click.option(
+    "--record-memory", metavar="SIZE", help="Most that a recording takes.  [default: 512MB; 128MB of --record auto]"
+)
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    default=None,
+    help="Repeatable kernels: on CUDA slower, and gradients can be made again exactly.",
+)
 @click.option("--max-disk", metavar="SIZE", help="Most disk a run may take.  [default: 2GB]")
 @click.option("--export", metavar="FILE", help="Write the session as JSON when the run is over.")
 @click.option(
@@ -87,6 +121,8 @@ class DebugCommand(click.Command):
 @click.option("--dataset", metavar="PATH", help="Data of a .neural file.  [default: synthetic data]")
 @click.option("--network", metavar="NAME", help="This network of a .neural file only.")
 @click.option("--device", metavar="NAME", help="Of a .neural file: auto, cpu, gpu, cuda:0.  [default: as it says]")
+@click.option("--epochs", metavar="N", type=click.IntRange(1), help="Of a .neural file, instead of what it says.")
+@click.option("--batch-size", "batch", metavar="N", type=click.IntRange(1), help="The same for its batches.")
 @click.option("--compare", nargs=2, metavar="A B", help="Compare two runs or session files; trains nothing.")
 @click.argument("target", required=False, type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -105,7 +141,7 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
         raise UsageError("debug needs a target: neural debug train.py")
     model = model_of(target, options)
     config = _config(options)
-    for note in (*config.notes, *_idle_keys(config)):
+    for note in (*config.notes, *_idle_keys(config), *_idle_on_keras(model, options, config)):
         _note(note)
     options["model"] = model
     return _launch(target, args, config, options=options, live=bool((ctx.obj or {}).get("animations", True)))
@@ -114,23 +150,22 @@ def command(ctx: click.Context, /, target: str | None, args: tuple[str, ...], **
 def model_of(target: str, options: dict[str, Any]) -> Any:
     """A `.neural` file, read and checked before anything is started; None for anything else."""
     if options["module"] or not target.endswith(DSL_SUFFIXES):
-        for name in ("dataset", "network", "device"):
-            if options[name]:
-                raise UsageError(f"--{name} is for .neural files; a script's own options stand behind it")
+        for name in OF_FILES:
+            if options.get(name):
+                raise UsageError(f"--{_flag(name)} is for .neural files; a script's own options stand behind it")
         return None
     from neuraldbg.dsl.train.job import prepare
     from neuraldbg.dsl.train.loop import Options
     from neuraldbg.surfaces.cli.dsl_files import shows_problems
 
-    wanted = {name: options[name] for name in ("dataset", "network", "device")}
+    wanted: dict[str, Any] = {name: options.get(name) for name in OF_FILES}  # `neural profile` has fewer of them
     return shows_problems(prepare)(target, Options(**wanted), backend=options["backend"])
 
 
 def _config(options: dict[str, Any]) -> Config:
     from neuraldbg.config import load_config
 
-    taken = ("headless", "host", "port", "out", "budget", "max_disk", "fail_on", "record", "record_memory")
-    flags = {name: options[name] for name in taken}
+    flags = {name: options[name] for name in TAKEN}
     flags["dashboard.enabled"] = options["dashboard"]
     flags["dashboard.theme"] = options["theme"]
     flags["dashboard.browser"] = False if options["no_browser"] else None
@@ -149,6 +184,18 @@ def _idle_keys(config: Config) -> list[str]:
     return [f"{config.origin(key)}: {key} has no effect in this version" for key in idle]
 
 
+def _idle_on_keras(model: Any, options: dict[str, Any], config: Config) -> list[str]:
+    """Options that act on PyTorch, for a `.neural` file that runs on something else."""
+    if model is None or model.backend not in ("tensorflow", "jax"):
+        return []
+    asked = {
+        "--arm-nan": options["arm_nan"] is not None,
+        "--record": config.record == "full",
+        "--deterministic": config.deterministic,
+    }
+    return [f"{name} has no effect on {model.backend}" for name, wanted in asked.items() if wanted]
+
+
 def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict[str, Any], live: bool) -> int:
     from neuraldbg.launch import Request, run
 
@@ -158,13 +205,15 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
     return run(
         Request(
             target=target,
-            args=args,
+            args=args if options["model"] is None else _words(options),
             module=options["module"],
-            out=config.out,
+            out=None if _ship_to(config) else config.out,
             budget=str(config.budget),
             layers=config.layers,
-            max_disk_bytes=config.max_disk,
-            record_bytes=config.record_memory if config.record == "full" else 0,
+            max_disk_bytes=_trace_bytes(config),
+            record_bytes=_record_bytes(config),
+            record_share=config.budget.for_recording if config.record == "auto" else None,
+            deterministic=config.deterministic,
             export=export,
             json=options["as_json"],
             live=live,
@@ -186,6 +235,31 @@ def _launch(target: str, args: tuple[str, ...], config: Config, *, options: dict
             prompt=None if config.headless else _prompt(),
         )
     )
+
+
+def _record_bytes(config: Config) -> int:
+    if config.record == "off" or (config.record == "auto" and not config.budget.for_recording):
+        return 0
+    return min(config.record_memory, AUTO_BYTES, config.max_disk // 8) if _unasked(config) else config.record_memory
+
+
+def _trace_bytes(config: Config) -> int:
+    """What is recorded unasked is part of what a run may take."""
+    return config.max_disk - (_record_bytes(config) if _unasked(config) else 0)
+
+
+def _unasked(config: Config) -> bool:
+    return config.record == "auto" and config.origin("record_memory") == "default"
+
+
+def _words(options: dict[str, Any]) -> tuple[str, ...]:
+    """What a `.neural` file was trained with, as it would be typed: for who runs it again."""
+    names = ("backend", *OF_FILES)
+    return tuple(word for name in names if options[name] for word in (f"--{_flag(name)}", str(options[name])))
+
+
+def _flag(name: str) -> str:
+    return {"batch": "batch-size"}.get(name, name)
 
 
 def _kinds(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -225,8 +299,26 @@ def _settings(config: Config, options: dict[str, Any]) -> dict[str, Any]:
     keys = {"anomaly_sensitivity": "anomaly_sensitivity", "anomaly_history": "history.anomaly"}
     settings |= {name: value for name, value in dial.items() if config.origin(keys[name]) != "default"}
     focus = [name for name in ("gradients", "dead_neurons", "anomalies") if options[name]]
+    settings |= _shipping(config) if _ship_to(config) else {}
     kinds = list(_kinds(options["break_on"]))
     return {**settings, **({"focus": focus} if focus else {}), **({"break_on": kinds} if kinds else {})}
+
+
+def _shipping(config: Config) -> dict[str, Any]:
+    return {"ship_to": _ship_to(config), "ship_every_s": config.ship_every, "ship_rest_s": config.ship_rest}
+
+
+def _ship_to(config: Config) -> str | None:
+    """The URL that --out is, where it is one: the run is recorded here, and the viewer ships it there."""
+    if config.out is None or ":/" not in str(config.out):
+        return None
+    from neuraldbg.store.extras import check_installed
+    from neuraldbg.store.places import url_in
+
+    url = url_in(config.out)
+    if url is not None:
+        check_installed("pyarrow", f"shipping to {url}")
+    return url
 
 
 def _check_writable(path: Path) -> None:

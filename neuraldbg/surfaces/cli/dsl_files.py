@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -26,6 +28,16 @@ def shows_problems(command: F) -> F:
             raise
 
     return call  # type: ignore[return-value]
+
+
+def each_with_path(graphs: Sequence[Any], path: Path) -> Iterator[tuple[Any, Path]]:
+    """A file for every network: `path` itself for one, else with the name of each, numbered where a name returns."""
+    taken: Counter[str] = Counter()
+    for graph in graphs:
+        name = str(graph.network.name).lower()
+        taken[name] += 1
+        again = f"_{taken[name]}" if taken[name] > 1 else ""
+        yield graph, path if len(graphs) == 1 else path.with_name(f"{path.stem}_{name}{again}{path.suffix}")
 
 
 FILE = click.argument("file", type=click.Path())

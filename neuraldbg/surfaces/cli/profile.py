@@ -15,6 +15,7 @@ from neuraldbg.surfaces.cli.target import DSL_SUFFIXES
 DISAGREE = 6
 TIME_BUDGET, MEMORY_BUDGET = "1.5%", "4%"
 FORMATS = ("table", "json", "csv", "chrome", "speedscope", "html")
+CALLS = ("chrome", "speedscope")
 ENDING = {"csv": "csv", "chrome": "trace.json", "speedscope": "speedscope.json", "html": "html"}
 
 
@@ -57,6 +58,8 @@ def command(target: str | None, args: tuple[str, ...], **options: Any) -> int:
     the newest one is shown. A run of `neural debug` has the times of the steps it measured in full.
     """
     form = _form(options)
+    if options["step"] is not None and form not in CALLS:
+        raise UsageError(f"--step is for --format {' and '.join(CALLS)}")
     if options["backends"]:
         return _compare(target, form, options)
     if target is None or (not options["module"] and _is_run(target)):
@@ -85,6 +88,8 @@ def _show(target: str | None, form: str, options: dict[str, Any]) -> int:
     from neuraldbg.surfaces.cli.runs import open_run
 
     run_dir, trace = open_run(target)
+    if options["memory"] and not trace.facts("layer_memory"):
+        click.echo("neuraldbg: this run was made without --memory: what layers allocate is not in it", err=True)
     if form == "table" and not options["output"]:
         from neuraldbg.surfaces.terminal.console import make_console
         from neuraldbg.surfaces.terminal.profile_table import render_profile

@@ -27,6 +27,7 @@ ENDINGS = (".safetensors", ".npy")
 @click.option("--layer", metavar="LAYER", help="Show a tensor of this layer.  [default: only whether the step agrees]")
 @click.option("--what", metavar="WHAT", default="output", help=f"{', '.join(WHAT)}.  [default: output]")
 @click.option("--save", metavar="FILE", help="Write the tensor as .safetensors or .npy.")
+@click.option("--deterministic", is_flag=True, help="Repeatable kernels, also where the run did without.")
 @click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=600.0, help="Time for all of it.")
 @click.option("--yes", is_flag=True, help="Do not ask before the script is run again.")
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
@@ -42,7 +43,7 @@ def command(run: str | None, **options: Any) -> int:
         raise UsageError(f"cannot write {save}: --save takes a name that ends in {' or '.join(ENDINGS)}")
     if save is not None and options["layer"] is None:
         raise UsageError("--save needs a --layer")
-    from neuraldbg.replay.asking import made_again
+    from neuraldbg.replay.asking import Wanted, made_again
     from neuraldbg.replay.recorded import Recorded
     from neuraldbg.surfaces.cli.runs import open_run
 
@@ -52,16 +53,19 @@ def command(run: str | None, **options: Any) -> int:
     trace.close()
     check(info, run_dir)
     Recorded(run_dir).state_for(options["step"])
-    confirm(info, times="up to its first pass", yes=options["yes"])
+    confirm(info, run_dir, times="up to its first pass", yes=options["yes"])
     asked = [] if site is None else [_place(site)]
+    wanted = Wanted(options["step"], asked, deterministic=options["deterministic"])
     with (
         progress(quiet=options["as_json"]) as tell,
-        made_again(run_dir, info, options["step"], asked, seconds=options["timeout"]) as (folder, answer),
+        made_again(run_dir, info, wanted, seconds=options["timeout"]) as (folder, answer),
     ):
         tell("the step is made")
         found = _found(answer, site, what, options["step"])
         if save is not None and found is not None:
             _save(folder, f"{asked[0][0]}/{asked[0][1]}#{what}", Path(save), found)
+    if site is not None:
+        answer["proof"], answer["identical"] = answer["proofs"][what]
     _show(answer, site, found, options)
     return NOT_IDENTICAL if answer["identical"] is False else 0
 
@@ -105,7 +109,7 @@ def _show(answer: dict[str, Any], site: Site | None, found: dict[str, Any] | Non
     if options["as_json"]:
         from neuraldbg.analysis.findings import strict
 
-        told = {key: answer[key] for key in ("proof", "identical", "checked", "from_step")}
+        told = {key: answer[key] for key in ("proof", "identical", "checked", "from_step", "varies")}
         layer = None if site is None else site.path
         shown = {"step": step, **told, "layer": layer, "what": options["what"], "tensor": found}
         click.echo(json.dumps(strict(shown)))

@@ -65,9 +65,9 @@ def _text(run_dir: Path, trace: Trace, form: str, groups: dict[str, bool], *, to
     """Prints the report, or gives its text where a file is to hold it."""
     from neuraldbg.analysis.anomalies import survey
     from neuraldbg.analysis.summary import summarise
-    from neuraldbg.surfaces.liveness import is_alive
+    from neuraldbg.surfaces.liveness import goes_on
 
-    alive = is_alive(trace.run)
+    alive = goes_on(trace)
     focus = [group for group, wanted in groups.items() if wanted] or None
     unusual = survey(trace, alive=alive)
     summary = summarise(trace, alive=alive, anomalies=unusual, focus=focus, ongoing=alive is True)

@@ -34,7 +34,7 @@ def command(ctx: click.Context, /, file: str, backend: str | None, as_json: bool
 
     search, trials = options.pop("hpo"), options.pop("trials")
     animated = bool((ctx.obj or {}).get("animations", True)) and sys.stderr.isatty()
-    job = prepare(file, Options(**options, bar=animated), backend=backend)
+    job = prepare(file, Options(**options, bar=animated), backend=backend, searched=search)
     if search:
         from neuraldbg.dsl.train.search import search_best
 

@@ -8,20 +8,52 @@ from typing import TYPE_CHECKING
 from neuraldbg.errors import NeuralDbgError, UsageError, nearest
 
 if TYPE_CHECKING:
+    from neuraldbg.store.cache import RunCache
     from neuraldbg.trace import Trace
 
 RUNS = Path("neuraldbg_runs")
 
 
 def find_run(given: str | None) -> Path:
-    """The run meant: a directory or zip, the name of one in ./neuraldbg_runs, or without a name the newest there."""
+    """The run meant: a directory, zip, Parquet data set or its URL, the name of one in ./neuraldbg_runs, or without one
+    the newest there."""
     if given is None:
         return _newest()
     for path in (Path(given), RUNS / given):
         if path.exists():
-            return path
-    near = nearest(Path(given).name, [run.name for run in _runs()], 1)
-    raise UsageError(f"no run {given!r}" + (f"; did you mean {RUNS / near[0]}?" if near else ""))
+            return fetched(str(path)) if (path / "dataset.json").is_file() else path
+    if "://" in given:
+        return fetched(given)
+    raise UsageError(f"no run {given!r}: {_where_it_could_be(given)}")
+
+
+def _where_it_could_be(given: str) -> str:
+    names = [run.name for run in _runs()]
+    if not names:
+        return f"no such path, and no run in {RUNS.resolve()}; make one: neural debug train.py"
+    near = nearest(Path(given).name, names, 1)
+    meant = (
+        f"did you mean {RUNS / near[0]}?" if near else f"the newest of its {len(names)} runs is {RUNS / _newest().name}"
+    )
+    return f"no such path, and no such name in {RUNS.resolve()}; {meant}"
+
+
+def fetched(url: str) -> Path:
+    """The run of a data set that lies elsewhere, or in Parquet, as a directory in the cache."""
+    import click
+
+    found = run_cache().fetch(url)
+    for note in found.notes:
+        click.echo(f"neuraldbg: {note}", err=True)
+    return found.path
+
+
+def run_cache() -> RunCache:
+    from neuraldbg.config import load_config
+    from neuraldbg.store.cache import RunCache, default_root
+
+    config = load_config()
+    return RunCache(config.cache_dir or default_root(), config.max_cache)
 
 
 def _runs() -> list[Path]:

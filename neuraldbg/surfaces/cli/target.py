@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from neuraldbg.errors import UsageError
 
 DSL_SUFFIXES = (".neural", ".nr", ".rnr")
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "ray", "colossalai")
+LAUNCHERS = {  # that are no programs of ours to run: where the debugger stands in their command line
+    "mpirun": "mpirun -np 4 python -m neuraldbg train.py",
+    "mpiexec": "mpiexec -n 4 python -m neuraldbg train.py",
+    "srun": "srun python -m neuraldbg train.py",
+    "horovodrun": "horovodrun -np 4 python -m neuraldbg train.py",
+    "deepspeed": "deepspeed --module neuraldbg train.py",
+    "ray": "ray job submit -- python -m neuraldbg train.py",
+}
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?(\.exe)?", re.IGNORECASE)
 
 
@@ -41,6 +48,16 @@ def split_target(words: Sequence[str], values: Mapping[str, int]) -> Split:
             return _split_at(words[:at], words[at:])
         at += 1 if "=" in word and word.startswith("--") else 1 + values.get(word, 0)
     return Split(tuple(words), None)
+
+
+def need_values(own: Sequence[str], values: Mapping[str, int]) -> None:
+    """An option at the end that waits for its value would take the target for it."""
+    at = 0
+    while at < len(own):
+        taken = 0 if "=" in own[at] and own[at].startswith("--") else values.get(own[at], 0)
+        if taken > len(own) - at - 1:
+            raise UsageError(f"{own[at]} needs {'a value' if taken == 1 else f'{taken} values'}")
+        at += 1 + taken
 
 
 def _split_at(own: Sequence[str], rest: Sequence[str]) -> Split:
@@ -74,10 +91,9 @@ def _after_interpreter(own: Sequence[str], interpreter: str, after: Sequence[str
 
 
 def refuse_unsupported(target: str) -> None:
-    """One line for the targets that a later version runs."""
+    """Launchers that are no Python programs, with what to write instead."""
     name = os.path.basename(target)
     if name in LAUNCHERS and not os.path.isdir(target):
         raise UsageError(
-            f"{name}: launchers are not in this version; available: train.py, model.neural, -m package.module, "
-            "python train.py"
+            f"{name} starts processes that cannot be reached from here; put the debugger behind it: {LAUNCHERS[name]}"
         )

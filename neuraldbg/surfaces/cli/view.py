@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 @click.option("--host", metavar="ADDR", help="Address to serve on; off loopback a token is needed.")
 @click.option("--port", metavar="N", help="Port; if taken, the next free one.  [default: 8050]")
 @click.option("--theme", metavar="NAME", help="Colours of the page: dark, light, auto.")
-def command(runs: tuple[str, ...], host: str | None, port: str | None, theme: str | None) -> int:
-    """Serve each RUN (a directory, a zip, or a name in ./neuraldbg_runs) until Ctrl-C.
+@click.option("--behind-proxy", is_flag=True, help="Requests come through a tunnel: all need the token, by any name.")
+def command(runs: tuple[str, ...], host: str | None, port: str | None, theme: str | None, behind_proxy: bool) -> int:
+    """Serve each RUN (a directory, a zip, a name in ./neuraldbg_runs, a Parquet data set or its URL) until Ctrl-C.
 
     Without a RUN: the newest one of this folder that is still going, else the newest.
     """
@@ -28,16 +31,42 @@ def command(runs: tuple[str, ...], host: str | None, port: str | None, theme: st
     for note in config.notes:
         click.echo(f"neuraldbg: {note}", err=True)
     paths = [find_run(name) for name in runs] or [newest_live_run() or find_run(None)]
-    return serve(paths, config)
+    with _news_of([name for name in runs if "://" in name]):
+        return serve(paths, config, behind_proxy=behind_proxy)
 
 
-def serve(paths: list[Path], config: Config) -> int:
+@contextmanager
+def _news_of(urls: list[str]) -> Iterator[None]:
+    """While we serve, what is shipped of a run that goes on elsewhere is fetched."""
+    import threading
+
+    from neuraldbg.surfaces.cli.runs import run_cache
+
+    over, threads = threading.Event(), []
+    for url in urls:
+        from neuraldbg.store.cache import keep_fetching
+
+        threads.append(threading.Thread(target=keep_fetching, args=(run_cache(), url, over.wait, _say)))
+        threads[-1].start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _say(text: str) -> None:
+    click.echo(f"neuraldbg: {text}", err=True)
+
+
+def serve(paths: list[Path], config: Config, *, behind_proxy: bool = False) -> int:
     """Until Ctrl-C."""
     from neuraldbg.surfaces.web.asking import Settings
     from neuraldbg.surfaces.web.doorway import Doorway, answer_promptly
     from neuraldbg.surfaces.web.serving import Service
 
-    door = Doorway(config.host, config.port)
+    door = Doorway(config.host, config.port, behind_proxy=behind_proxy)
     answer_promptly()
     try:
         page = config.dashboard

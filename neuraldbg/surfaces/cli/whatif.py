@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from neuraldbg.errors import UnknownName
 from neuraldbg.surfaces.cli.progress import progress
-from neuraldbg.surfaces.cli.rerunning import check, confirm, tell_if_changed
+from neuraldbg.surfaces.cli.rerunning import check, confirm, tell_if_changed, wrote_before
+
+if TYPE_CHECKING:
+    from neuraldbg.records import RunInfo
 
 UPDATES = 300  # of an arm, where nobody says how many
 SLOWER = 4.0  # times the duration of the run: an arm may take that long
+LEAST_S = 120.0  # to start alone may take half a minute where much else is going on
 
 
 @click.command(short_help="Try the cures of a run, one at a time.")
 @click.argument("run", required=False)
 @click.option("--change", "wanted", metavar="CHANGE", multiple=True, help="Try this ('lr x0.1', 'clip 1'); repeatable.")
+@click.option("--cause", "causes", metavar="KIND", multiple=True, help="Only the cures of this finding; repeatable.")
 @click.option("--steps", metavar="N", type=click.IntRange(min=1), help=f"Updates of each arm.  [default: {UPDATES}]")
 @click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=1), help="Time of each arm.")
 @click.option("--jobs", metavar="N", type=click.IntRange(min=1), default=1, help="Arms at the same time.  [default: 1]")
 @click.option("--all", "everything", is_flag=True, help="Go on when a cause is proved.")
 @click.option("--yes", is_flag=True, help="Do not ask before the script is run again.")
+@click.option("--dry-run", "planning", is_flag=True, help="Say what would be run and tried, and run nothing.")
 @click.option("--list", "listing", is_flag=True, help="Say which changes there are, and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="The outcome as JSON.")
 def command(run: str | None, **options: Any) -> int:
@@ -42,19 +50,22 @@ def command(run: str | None, **options: Any) -> int:
     summary = summarise(trace)
     trace.close()
     check(summary.run, run_dir)
-    if not options["wanted"] and not _worth_trying(summary.findings):
+    findings = _of_causes(summary.findings, options["causes"])
+    if options["planning"]:
+        return _plan(summary.run, run_dir, findings, options)
+    if not options["wanted"] and not _worth_trying(findings):
         return _nothing(summary, as_json=options["as_json"])
     tell_if_changed(summary.run)
-    confirm(summary.run, times="several times", yes=options["yes"])
+    confirm(summary.run, run_dir, times="several times", yes=options["yes"])
     asked = Asked(
         tuple(options["wanted"]),
         options["steps"] or min(summary.steps or UPDATES, UPDATES),
-        options["timeout"] or max(SLOWER * (summary.run.duration_s or 0.0), 60.0),
+        options["timeout"] or max(SLOWER * (summary.run.duration_s or 0.0), LEAST_S),
         options["jobs"],
         options["everything"],
     )
     with progress(quiet=options["as_json"]) as tell:
-        found = experiment(run_dir, summary.run, summary.findings, asked, lambda text: tell(f"trying {text}"))
+        found = experiment(run_dir, summary.run, findings, asked, lambda text: tell(f"trying {text}"))
     _keep(run_dir)
     if options["as_json"]:
         from neuraldbg.surfaces.reports.session import dump
@@ -89,6 +100,33 @@ def _list_changes(*, as_json: bool) -> int:
         return 0
     for each in sorted(changes().values(), key=lambda one: one.name):
         click.echo(f"{each.text():18}{each.says}")
+    return 0
+
+
+def _of_causes(findings: Sequence[Mapping[str, Any]], causes: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+    known = [each["kind"] for each in findings]
+    for kind in causes:
+        if kind not in known:
+            raise UnknownName("finding", kind, known, listed_by="`neural report`")
+    return [each for each in findings if not causes or each["kind"] in causes]
+
+
+def _plan(run: RunInfo, run_dir: Path, findings: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> int:
+    from neuraldbg.replay.candidates import Candidate, candidates
+
+    groups = [[Candidate((), (text,)) for text in options["wanted"]]] if options["wanted"] else candidates(findings)
+    tried = [{"change": one.name, "causes": list(one.causes)} for group in groups for one in group]
+    wrote = wrote_before(run, run_dir)
+    told = {"command": list(run.command), "cwd": run.cwd, "wrote": wrote, "tries": tried}
+    if options["as_json"]:
+        from neuraldbg.surfaces.reports.session import dump
+
+        click.echo(dump(told, indent=1))
+        return 0
+    click.echo(f"Runs       {' '.join(run.command)}, twice as it is, in copies of {run.cwd}")
+    click.echo(f"It wrote   {', '.join(wrote) or 'nothing there'} (the first time; now that goes to the copies)")
+    for one in tried:
+        click.echo(f"Tries      {one['change']}{' for ' + ', '.join(one['causes']) if one['causes'] else ''}")
     return 0
 
 

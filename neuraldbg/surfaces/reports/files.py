@@ -38,6 +38,10 @@ def parts(trace: Trace, run_dir: Path, form: str) -> Iterator[bytes]:
         from neuraldbg.surfaces.reports.page import html_parts
 
         return html_parts(run_dir)
+    if form == "tensorboard":
+        from neuraldbg.surfaces.reports.tensorboard import event_parts
+
+        return event_parts(trace)
     if form in ("chrome", "speedscope"):
         from neuraldbg.surfaces.reports.profile_files import text_of
 

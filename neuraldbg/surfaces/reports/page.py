@@ -27,6 +27,7 @@ from neuraldbg.analysis import profile
 from neuraldbg.analysis.findings import strict
 from neuraldbg.analysis.profile_report import profile_of
 from neuraldbg.analysis.profile_views import views_of
+from neuraldbg.analysis.rank_overview import overview
 from neuraldbg.analysis.tried import read_tried
 from neuraldbg.config.installation import own_version
 from neuraldbg.config.schema import CHARTS
@@ -161,7 +162,7 @@ def answers(run: ServedRun, room: Room) -> dict[str, Any]:
             "/api/verdict": verdict,
             "/api/findings": {"findings": findings},
             "/api/anomalies": anomalies,
-            "/api/ranks": {"ranks": inspector.rank_entries(trace)},
+            "/api/ranks": overview(trace),
             "/api/whatif": {"tried": read_tried(trace.path)},
             "/api/summary": _slowest(trace),
             "/api/resources": data.resources(trace, (None, None), POINTS // 2),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from neuraldbg.analysis.findings import strict
 from neuraldbg.analysis.profile_report import profile_of
+from neuraldbg.errors import UsageError
 from neuraldbg.surfaces.reports.profile_page import html_of
 from neuraldbg.surfaces.reports.session import dump, write_atomic
 from neuraldbg.surfaces.terminal.figures import size
@@ -20,10 +21,18 @@ if TYPE_CHECKING:
 
 TIMES = ("mean", "std", "min", "max", "p50", "p95", "p99", "total")
 PLAIN = ("path", "type", "calls", "self_ms", "self_forward_ms", "self_backward_ms", "total_ms", "share")
-COSTS = ("memory_bytes", "saved_bytes", "allocated_bytes", "flops", "flops_per_s", "source")
+COSTS = (
+    *("memory_bytes", "saved_bytes", "allocated_bytes", "flops", "flops_per_s"),
+    *("device_ms", "late_share", "source"),
+)
+
+
+CALLS = ("chrome", "speedscope")  # files of single calls
 
 
 def text_of(trace: Trace, form: str, *, step: int | None = None, top: int = 10) -> str:
+    if form in CALLS:
+        _check_timed(trace, step)
     if form == "chrome":
         from neuraldbg.analysis.profile import chrome_trace
 
@@ -44,6 +53,17 @@ def text_of(trace: Trace, form: str, *, step: int | None = None, top: int = 10) 
     from neuraldbg.surfaces.terminal.profile_table import lines_of
 
     return "\n".join(line for line, _ in lines_of(told, 80, top=top))
+
+
+def _check_timed(trace: Trace, step: int | None) -> None:
+    """A file without a single call cannot be opened by those who read it."""
+    spans = trace.table("spans", ("step", "start_ns"))
+    timed = set(spans["step"][spans["start_ns"] >= 0].tolist())  # of a time that was only told nobody knows when it was
+    if not timed:
+        raise UsageError("no call was timed in this run: neural profile train.py times them")
+    if step is not None and step not in timed:
+        near = min(timed, key=lambda one: (abs(one - step), one))
+        raise UsageError(f"step {step} was not timed, the nearest one was {near}; --budget full times every one")
 
 
 def write(text: str, path: Path) -> str:

@@ -10,9 +10,11 @@ from neuraldbg.analysis.profile_views import views_of
 from neuraldbg.surfaces.terminal.figures import DASH, figure, percent, quantity, size
 
 Profile = Mapping[str, Any]
-_STYLE: Final = """body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;color:#1c2330}
+_STYLE: Final = """body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem}
+body{color:#1c2330}
 @media(prefers-color-scheme:dark){body{background:#12161d;color:#dfe5ee}}table{border-collapse:collapse;width:100%}
-th,td{text-align:right;padding:.2rem .6rem;border-bottom:1px solid #8884}.text{text-align:left}
+th,td{text-align:right;padding:.2rem .5rem;border-bottom:1px solid #8884;white-space:nowrap}
+.text{text-align:left;white-space:normal}.wide{overflow-x:auto}
 .bar{display:inline-block;height:.7em;background:#4c8dff}h2{margin-top:2rem}
 svg{width:100%;height:8rem;display:block}
 polyline{fill:none;stroke:#4c8dff;stroke-width:1.5;vector-effect:non-scaling-stroke}"""
@@ -88,4 +90,5 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], text: int) -> st
         kinds = [' class="text"' if at < text else "" for at in range(len(cells))]
         return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
 
-    return f"<table>{line(heads, 'th') if heads else ''}{''.join(line(row, 'td') for row in rows)}</table>"
+    body = f"{line(heads, 'th') if heads else ''}{''.join(line(row, 'td') for row in rows)}"
+    return f'<div class="wide"><table>{body}</table></div>'

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+MOST_LAYERS = 10
+
 
 def render_backends(comparisons: Sequence[Mapping[str, Any]], console: Console) -> None:
     for one in comparisons:
@@ -30,8 +32,20 @@ def _headline(one: Mapping[str, Any]) -> str:
 
 
 def _layers(one: Mapping[str, Any], console: Console) -> None:
-    for each in one["results"]:
-        if each["layers"]:
-            slow = sorted(each["layers"], key=lambda layer: -layer["mean_s"])[:5]
-            told = ", ".join(f"{layer['layer']} {layer['mean_s'] * 1e3:.3f} ms" for layer in slow)
-            console.print(Text(f"  {each['backend']}, slowest layers: {told}", "dim"))
+    """The layers that take longest anywhere; a dash where a backend cannot tell."""
+    results = one["results"]
+    times = [{layer["layer"]: layer["mean_s"] for layer in each["layers"]} for each in results]
+    names = dict.fromkeys(name for each in times for name in each)
+    slow = sorted(names, key=lambda name: -max(each.get(name, 0.0) for each in times))[:MOST_LAYERS]
+    if not slow:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("ms of a layer, the slowest first")
+    for each in results:
+        table.add_column(each["backend"], justify="right")
+    for name in slow:
+        table.add_row(Text(name), *(f"{each[name] * 1e3:.3f}" if name in each else "-" for each in times))
+    console.print(table)
+    for each in results:
+        told = f"times from {each['layers_from']}" if each["layers_from"] else "it cannot tell its layers apart"
+        console.print(Text(f"  {each['backend']}: {told}", "dim"))

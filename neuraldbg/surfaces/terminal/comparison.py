@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from neuraldbg.surfaces.terminal.console import ascii_only
-from neuraldbg.surfaces.terminal.figures import DASH, duration, figure, quantity, shortened, sparkline
+from neuraldbg.surfaces.terminal.figures import DASH, by_powers_of_ten, duration, figure, quantity, shortened, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +67,8 @@ def _render_curves(comparison: Comparison, console: Console) -> None:
     known = [value for value in (*curve_a, *curve_b) if value is not None]
     if not known:
         return
-    drawn = sparkline(known, ascii_only=ascii_only(console.file))
+    powers = by_powers_of_ten(known)
+    drawn = sparkline(powers or known, ascii_only=ascii_only(console.file))
     marks = iter(drawn)
     for name, curve in (("A", curve_a), ("B", curve_b)):
         line = "".join(" " if value is None else next(marks) for value in curve)
@@ -75,9 +76,8 @@ def _render_curves(comparison: Comparison, console: Console) -> None:
     finite = [value for value in known if math.isfinite(value)]
     if finite and comparison.loss:
         first, last = comparison.loss[0][0], comparison.loss[-1][0]
-        console.print(
-            f"        steps {first:,} to {last:,}, {figure(min(finite))} to {figure(max(finite))}", style="dim"
-        )
+        ends = f"{figure(min(finite))} to {figure(max(finite))}{'' if powers is None else ' (log)'}"
+        console.print(f"        steps {first:,} to {last:,}, {ends}", style="dim")
 
 
 def _differences(comparison: Comparison) -> list[str]:
@@ -98,7 +98,8 @@ def _differences(comparison: Comparison) -> list[str]:
         lines.append("No layer differs at a step that both runs recorded.")
     else:
         lines.append(
-            "First diverging layer: needs two run directories (a session file holds only the last statistics)."
+            "First diverging layer: needs two run directories of `neural debug` (a session file holds only the last "
+            "statistics, a profiled run none)."
         )
     lines += _layer_lines(comparison)
     return lines

@@ -101,7 +101,7 @@ def tried(cure: Mapping[str, Any]) -> str:
     """What `neural whatif` made of it."""
     if cure.get("verified") is None:
         return ""
-    return f" (verified: {cure['effect']})" if cure["verified"] else f" (tried, no proof: {cure['effect']})"
+    return f" (verified: {cure['effect']})" if cure["verified"] else f" (tried: {cure['effect']})"
 
 
 def _patch(console: Console, patch: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 DASH = "-"
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-:=+*#"
+LOG_FROM = 100.0  # a curve that falls or rises this many times is drawn on a log scale
 
 
 def figure(value: float | None) -> str:
@@ -68,6 +69,14 @@ def percent(ratio: float | None) -> str:
     return f"{ratio * 100:.1f} %" if abs(ratio) >= 0.0005 else f"{ratio * 100:.2f} %"
 
 
+def by_powers_of_ten(values: Sequence[float]) -> list[float] | None:
+    """Their logarithms, where they span so much that on a plain scale all but the largest would lie on the floor."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or min(finite) <= 0 or max(finite) < LOG_FROM * min(finite):
+        return None
+    return [math.log10(value) if math.isfinite(value) else math.nan for value in values]
+
+
 def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
     """One character per value, lowest to highest; `!` where a value is not finite."""
     blocks = ASCII_BLOCKS if ascii_only else BLOCKS
@@ -84,6 +93,15 @@ def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
             share = (value - low) / (high - low) if high > low else 0.0
             drawn.append(blocks[min(len(blocks) - 1, int(share * len(blocks)))])
     return "".join(drawn)
+
+
+def ending(path: str, width: int) -> str:
+    """The end of a path that is too long, from a name on: there layers differ from each other."""
+    if len(path) <= width:
+        return path
+    end = path[len(path) - max(0, width - 2) :]
+    _, dot, names = end.partition(".")
+    return f"..{names if dot and names else end}"[:width]
 
 
 def shortened(text: str, width: int) -> str:

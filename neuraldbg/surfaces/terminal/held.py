@@ -5,12 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from neuraldbg.control.channel import ChannelClient
 from neuraldbg.errors import ChannelError
+from neuraldbg.surfaces.terminal.figures import duration
 
 AGAIN_S = 1.0  # between two tries to reach a training that is not there yet
+
+
+class Pause(NamedTuple):
+    text: str  # where, and for how long by now
+    step: int | None
 
 
 class Held:
@@ -18,17 +24,18 @@ class Held:
         self._run_dir = run_dir
         self._line: ChannelClient | None = None
         self._tried_s = -AGAIN_S
-        self._where: str | None = None
+        self._where: tuple[str, int | None, float] | None = None  # the place, its step, since when
         self._told = False
 
-    def where(self) -> str | None:
-        """`paused at fc forward`; None while it goes on, and where nobody can know."""
+    def where(self) -> Pause | None:
+        """`paused at fc forward for 12s`; None while it goes on, and where nobody can know."""
         if self._line is not None and self._line.closed:
             self.close()
         if self._line is None and time.monotonic() - self._tried_s >= AGAIN_S:
             self._tried_s = time.monotonic()
             self._connect()
-        return self._where
+        where = self._where
+        return None if where is None else Pause(f"{where[0]} for {duration(time.monotonic() - where[2])}", where[1])
 
     def _connect(self) -> None:
         self._told = False
@@ -52,6 +59,7 @@ class Held:
         self._line, self._where = None, None
 
 
-def _place(where: Mapping[str, Any]) -> str:
+def _place(where: Mapping[str, Any]) -> tuple[str, int | None, float]:
     layer = where.get("layer")
-    return f"paused at {layer} {where.get('phase')}" if layer else "paused after the update"
+    text = f"paused at {layer} {where.get('phase')}" if layer else "paused after the update"
+    return text, where.get("step"), time.monotonic()

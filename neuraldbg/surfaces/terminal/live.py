@@ -17,9 +17,11 @@ from neuraldbg.records import SiteKind
 from neuraldbg.surfaces.terminal.figures import duration, figure, shortened
 
 if TYPE_CHECKING:
+    from neuraldbg.surfaces.terminal.held import Pause
     from neuraldbg.trace import Trace
 
 REDRAW_S = 0.25
+LONGEST_REST_S = 3.0  # the first look at a run works longer than all later ones
 FEWEST_ROWS, FEWEST_COLUMNS = 3, 20
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -138,17 +140,17 @@ class LiveText:
         self._bad_step: int | None = None
         self._seen: int | None = None  # the last step whose statistics were looked at
 
-    def text(self, *, now_s: float, running_s: float, verdict: str | None = None, held: str | None = None) -> str:
+    def text(self, *, now_s: float, running_s: float, verdict: str | None = None, held: Pause | None = None) -> str:
         """`verdict` is what the analysis holds for wrong so far, `held` where the training waits."""
         self._trace.refresh()
         for name in ("loss", "lr", "grad_norm"):
             self._look_at_series(name)
         self._look_for_bad_rows()
         self._measure_rate(now_s)
-        stands = [held] if held is not None else []
-        if self._step is None:
+        stands, at = ([], self._step) if held is None else ([held.text], self._step if held.step is None else held.step)
+        if at is None:
             return f" neural debug | {' | '.join([*stands, 'no step yet', duration(running_s)])}"
-        parts = [*stands, f"step {self._step:,}", f"loss {figure(self._latest.get('loss'))}"]
+        parts = [*stands, f"step {at:,}", f"loss {figure(self._latest.get('loss'))}"]
         if verdict is not None:
             parts.append(verdict)
         if self._bad_step is not None:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuraldbg.store.heard import came_from
 from neuraldbg.surfaces.terminal.anomalies import render_anomalies
 from neuraldbg.surfaces.terminal.console import ascii_only
 from neuraldbg.surfaces.terminal.diagnosis import LABEL_WIDTH, labelled, render_diagnosis
-from neuraldbg.surfaces.terminal.figures import duration, figure, percent, quantity, sparkline
+from neuraldbg.surfaces.terminal.figures import by_powers_of_ten, duration, figure, percent, quantity, sparkline
 from neuraldbg.surfaces.terminal.layer_table import bad_lines, table_lines, telling
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 MOST_LAYERS = 25
 MOST_NOTES = 8
 MOST_NAMED = 3
-LOG_FROM = 100.0  # a loss that falls this many times is drawn on a log scale
 
 
 def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> None:
@@ -34,7 +34,8 @@ def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> No
     if summary.layers:
         console.print()
         if summary.measured_step is not None:
-            console.print(f"Layers at step {summary.measured_step:,}, the last one measured in full", style="dim")
+            last = f"Layers at step {summary.measured_step:,}, the last one measured in full (times: means of all)"
+            console.print(last, style="dim")
         shown = telling(summary.layers, MOST_LAYERS)
         counts = summary.anomalies.by_layer() if summary.anomalies else None
         for line in table_lines(shown, console.width, focus=summary.focus, anomalies=counts):
@@ -57,6 +58,7 @@ def _render_head(summary: RunSummary, console: Console) -> None:
     losses = [_curve(line.label, line.points, console) for line in summary.loss_lines[:MOST_NAMED]]
     for label, text in (
         ("Model", _models(summary)),
+        ("Ranks", _ranks(summary)),
         ("Optimizer", _optimizers(summary)),
         ("Loss", " + ".join(summary.loss_kinds) if losses else _loss(summary, console)),
         *(("", text) for text in losses),
@@ -80,6 +82,22 @@ def _models(summary: RunSummary) -> str:
         for model in summary.models[:MOST_NAMED]
     ]
     return _listed(named, len(summary.models))
+
+
+def _ranks(summary: RunSummary) -> str:
+    """How many, how much of their time goes into each other, who has most to do."""
+    told = summary.ranks
+    if told is None:
+        return ""
+    hosts = {one["host"] for one in told["ranks"] if one["host"]}
+    parts = [f"{len(told['ranks'])} of {told['world_size']} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"]
+    if told["sync_share"] is not None:
+        parts.append(f"{told['sync_share']:.0%} of their time in collectives and waiting for each other")
+    if told["overlap_share"] is not None:
+        parts.append(f"{told['overlap_share']:.0%} of the communication hidden behind backward or other work")
+    if told["imbalance"] is not None:
+        parts.append(f"most work on rank {told['slowest']} ({told['imbalance']:+.0%} over the mean)")
+    return ", ".join(parts)
 
 
 def _optimizers(summary: RunSummary) -> str:
@@ -115,15 +133,12 @@ def _curve(kinds: str, points: Sequence[Point], console: Console) -> str:
     if len(values) == 1:
         return f"{kinds} {figure(values[0])}".strip()
     ends = f"{figure(values[0])} -> {figure(values[-1])}"
-    curve = np.array(values)
-    finite = curve[np.isfinite(curve)]
-    if len(finite) and finite.min() > 0 and finite.max() >= LOG_FROM * finite.min():
-        curve = np.log10(np.where(np.isfinite(curve), curve, np.nan))
-        ends = f"{ends} (log)"
+    powers = by_powers_of_ten(values)
+    ends = ends if powers is None else f"{ends} (log)"
     width = min(40, console.width - LABEL_WIDTH - len(kinds) - len(ends) - 4)
     if width < 8:
         return f"{kinds}  {ends}".strip()
-    drawn = sparkline(buckets(curve, width), ascii_only=ascii_only(console.file))
+    drawn = sparkline(buckets(np.array(powers or values), width), ascii_only=ascii_only(console.file))
     return f"{kinds}  {drawn}  {ends}".strip()
 
 
@@ -139,6 +154,8 @@ def _render_closing(summary: RunSummary, console: Console, *, run_dir: Path) -> 
         by_table = ", ".join(f"{count:,} of {name}" for name, count in summary.dropped.items() if count)
         labelled(console, "Warning", f"rows were dropped: {by_table}", label_style="bold yellow")
     labelled(console, "Overhead", _overhead(summary))
+    if summary.replayable is not None:
+        labelled(console, "Replay", summary.replayable)
     console.print(f"{'Run'.ljust(LABEL_WIDTH)}{display_path(run_dir)}", soft_wrap=True)
 
 
@@ -164,7 +181,10 @@ def _compared(cost: Overhead) -> str:
 
 
 def display_path(path: Path) -> str:
-    """Relative where that is shorter, as one would type it."""
+    """As one would type it: relative where that is shorter; what was fetched, by the place it came from."""
+    there = came_from(path)
+    if there is not None:
+        return there
     try:
         relative = os.path.relpath(path)
     except (ValueError, OSError):  # another drive, or the working directory is gone

@@ -18,6 +18,7 @@ from neuraldbg.errors import (
     ChannelClosed,
     ChannelError,
     NeuralDbgError,
+    NotNow,
     NotPaused,
     NotRecorded,
     TraceError,
@@ -96,7 +97,7 @@ def refusal(error: NeuralDbgError) -> tuple[int, str, dict[str, Any]]:
     details = {name: getattr(error, name) for name in DETAILS if hasattr(error, name)}
     if isinstance(error, _NOT_FOUND):
         return 404, str(error), details
-    if isinstance(error, NotPaused):
+    if isinstance(error, NotPaused | NotNow):
         return 409, str(error), details
     return (503 if isinstance(error, TraceError) else 422), str(error), details
 

@@ -10,7 +10,16 @@ import anyio.to_thread
 from fastapi import FastAPI
 
 from neuraldbg.config.installation import own_version
-from neuraldbg.surfaces.web import control_routes, events, original_routes, page_routes, pages, view_routes
+from neuraldbg.surfaces.web import (
+    control_routes,
+    events,
+    metrics,
+    original_routes,
+    page_routes,
+    pages,
+    view_routes,
+    whatif_routes,
+)
 from neuraldbg.surfaces.web.answers import StrictJSON, explain_errors, problems
 from neuraldbg.surfaces.web.asking import Settings
 from neuraldbg.surfaces.web.guard import Guard, Policy
@@ -40,7 +49,7 @@ def make_app(runs: ServedRuns, policy: Policy, settings: Settings | None = None)
         responses=problems(401, 403, 411, 413, 415),
     )
     app.state.runs, app.state.settings = runs, given
-    for room in (page_routes, control_routes, view_routes, original_routes, events, pages):
+    for room in (page_routes, whatif_routes, control_routes, view_routes, original_routes, metrics, events, pages):
         app.include_router(room.router)
     explain_errors(app)
     app.add_middleware(Guard, policy=policy)

@@ -44,6 +44,7 @@ def chosen(
     return runs.get(run)
 
 
+Rank = Annotated[int | None, Query(ge=0, le=FURTHEST, description="of one rank; without it the largest of all")]
 Step = Annotated[int | None, Query(ge=0, le=FURTHEST, description="a step; without it the newest")]
 
 
@@ -81,6 +82,7 @@ class NewBreakpoint(Body):
     enabled: bool = True
     group: Group = None
     once: Once = False
+    pending: bool = Field(False, description="also where no layer has this name: it waits until one has")
 
 
 class WhichBreakpoint(Body):
@@ -118,5 +120,26 @@ class Rehearsal(Body):
     layer_name: str | None = Field(None, description="where it is tried; without it only the words are looked at")
 
 
-class ReplayOrder(BaseModel):
-    model_config = ConfigDict(extra="allow")
+Change = Annotated[str, Field(max_length=100)]
+
+
+class Experiment(Body):
+    finding: str | None = Field(None, max_length=300, description="id or kind of a finding: only its cures are tried")
+    changes: list[Change] = Field([], max_length=20, description="to be tried instead", examples=[["lr x0.1"]])
+    steps: int | None = Field(None, ge=1, le=FURTHEST, description="updates of each run of the script")
+    jobs: int | None = Field(None, ge=1, le=64, description="runs of the script at the same time")
+    timeout: float | None = Field(None, ge=1, le=10**7, description="seconds of each run of the script")
+
+
+class ReplayOrder(Body):
+    finding: str | None = Field(None, max_length=300, description="id or kind of a finding: its cures are tried")
+    interventions: list[Change] = Field([], max_length=20, description="to be tried instead", examples=[["lr x0.1"]])
+    steps: int | None = Field(None, ge=1, le=FURTHEST, description="updates of each run of the script")
+    from_step: int = Field(0, ge=0, le=0, description="every run begins at the start")
+
+
+class PastTensor(Body):
+    layer: str = Field(max_length=LONGEST_NAME, examples=["encoder.2"])
+    step: int = Field(ge=0, le=FURTHEST)
+    kind: str = Field("output", max_length=40, description="output, input, gradient, weight or weight_gradient")
+    timeout: float = Field(600.0, ge=1, le=10**6, description="seconds")

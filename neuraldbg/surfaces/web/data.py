@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraldbg.analysis import profile
+from neuraldbg.analysis.ranks import folder_of
 from neuraldbg.errors import NotRecorded, UnknownName
 from neuraldbg.records import Kind, Phase, Site, SiteKind
 from neuraldbg.trace import Rows, Trace, rollup
@@ -126,22 +127,29 @@ class Picture:
     log: bool
     layers: list[str]
     edges: list[int]
-    held: bool = False  # some cells repeat the one before them
+    sources: list[int] | None = None  # where some cells repeat those before them: the step that each column is of
+
+    @property
+    def held(self) -> bool:
+        return self.sources is not None
 
 
-def heatmap(trace: Trace, metric: str, between: Span, width: int) -> Heatmap:
-    """From the first to the last step of the run that are meant, measured or not. Of a run that is over and was never
-    rolled up, that is done now: it takes as long as one look at all its rows."""
-    wanted = metric_of(metric)
+def heatmap(trace: Trace, metric: str, between: Span, width: int, rank: int | None = None) -> Heatmap:
+    """From the first to the last step of the run that are meant, measured or not; of all ranks, or of one. Of a run
+    that is over and was never rolled up, that is done now: it takes as long as one look at all its rows."""
+    wanted, folder = metric_of(metric), None if rank is None else folder_of(trace, rank)
     if trace.ended:
         trace.rollups.update()
-    return rollup.spanning(trace, wanted, width, _steps_of(trace, between))
+    return rollup.spanning(trace, wanted, width, _steps_of(trace, between), rank=folder)
 
 
-def drawn(trace: Trace, metric: str, between: Span, width: int) -> dict[str, Any]:
+def drawn(
+    trace: Trace, metric: str, between: Span, width: int, *, log: bool | None = None, rank: int | None = None
+) -> dict[str, Any]:
     """A heatmap as the page draws it. `measured`: of how many of the `of` steps there is something, where the value of
-    one stands for others."""
-    shown = picture(heatmap(trace, metric, between, width))
+    one stands for others, and of which steps the columns are then."""
+    broken = _broken_at(trace, between, width)
+    shown = picture(heatmap(trace, metric, between, width, rank), log=log, broken=broken)
     first, last = _steps_of(trace, between)
     return {
         "metric": metric,
@@ -153,7 +161,17 @@ def drawn(trace: Trace, metric: str, between: Span, width: int) -> dict[str, Any
         "log": shown.log,
         "measured": measured_steps(trace, metric, (first, last)) if shown.held else None,
         "of": last - first + 1,
+        "sources": shown.sources,
     }
+
+
+def _broken_at(trace: Trace, between: Span, width: int) -> int | None:
+    """From where on the loss is no number any more; of many steps, where the stretch of it begins."""
+    if "loss" not in series_names(trace):
+        return None
+    found = rollup.series(trace, "loss", None, between, width)
+    bad = found.bad | np.isinf(found.low) | np.isinf(found.high)
+    return int(found.steps[bad.argmax()]) if bad.any() else None
 
 
 def measured_steps(trace: Trace, metric: str, between: Span) -> int:
@@ -161,11 +179,13 @@ def measured_steps(trace: Trace, metric: str, between: Span) -> int:
     return len(np.unique(trace.table(table, ["step"], between)["step"]))
 
 
-def picture(found: Heatmap) -> Picture:
+def picture(found: Heatmap, *, log: bool | None = None, broken: int | None = None) -> Picture:
+    """`log`: whether the colours go by powers of ten; None where their range says so. `broken`: a step that no value
+    from before it stands for."""
     values = found.values
     measured = np.isfinite(values)
     cells = np.full(values.shape, NOT_MEASURED, np.uint8)
-    low, high, log = _scale(values[measured])
+    low, high, log = _scale(values[measured], log)
     if low is not None and high is not None:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             shares = np.clip(_shares(values, low, high, log=log) * np.float32(TOP), 0, TOP)
@@ -173,17 +193,21 @@ def picture(found: Heatmap) -> Picture:
     cells[found.inf < 0] = MINUS_INF
     cells[found.inf > 0] = PLUS_INF
     cells[found.nan] = NAN
-    shown, held = _held(cells)
-    return Picture(shown, low, high, log, found.layers, found.edges.tolist(), held)
+    end = len(found.edges) if broken is None else max(0, int(np.searchsorted(found.edges, broken, "right")) - 1)
+    shown, held = _held(cells, end)
+    sources = _sources(cells != NOT_MEASURED, found.edges) if held else None
+    return Picture(shown, low, high, log, found.layers, found.edges.tolist(), sources)
 
 
-def _scale(seen: NDArray[np.float64]) -> tuple[float | None, float | None, bool]:
-    """The smallest and the largest value that have a colour, and whether those go by powers of ten."""
+def _scale(seen: NDArray[np.float64], wanted: bool | None) -> tuple[float | None, float | None, bool]:
+    """The smallest and the largest value that have a colour, and whether those go by powers of ten: as wanted where
+    they can, else where the values span many of them."""
     if not seen.size:
         return None, None, False
     low, high = float(seen.min()), float(seen.max())
     positive = seen[seen > 0]
-    log = bool(low >= 0 and positive.size and high > LOG_FROM * float(positive.min()))
+    spread = bool(positive.size) and high > LOG_FROM * float(positive.min())
+    log = low >= 0 and bool(positive.size) and (spread if wanted is None else wanted)
     if log:
         low = float(positive.min())
         if high > MANY * low:
@@ -194,12 +218,13 @@ def _scale(seen: NDArray[np.float64]) -> tuple[float | None, float | None, bool]
 def _shares(values: NDArray[np.float64], low: float, high: float, *, log: bool) -> NDArray[Any]:
     if log:  # for so few colours single precision is enough, and halves what a picture takes
         share: NDArray[Any] = np.log((np.maximum(values, low) / low).astype(np.float32))
-        return share / np.float32(np.log(high / low))
+        return share / np.float32(np.log(high / low)) if high > low else np.zeros(values.shape)
     return (values - low) / (high - low) if high > low else np.zeros(values.shape)
 
 
-def _held(cells: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], bool]:
-    """A value stands until the next one, but no longer than HOLD times the gap before it: sampling is not measuring."""
+def _held(cells: NDArray[np.uint8], end: int) -> tuple[NDArray[np.uint8], bool]:
+    """A value stands until the next one, but no longer than HOLD times the gap before it: sampling is not measuring.
+    None from before the column `end` stands for that one or a later one."""
     measured = cells != NOT_MEASURED
     if not cells.size or measured.all() or not measured.any():
         return cells, False
@@ -209,7 +234,15 @@ def _held(cells: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], bool]:
     gap = np.where(measured & (before >= 0), column - before, 0)
     source = np.maximum(last, 0)
     stands = ~measured & (last >= 0) & (column - last < HOLD * np.take_along_axis(gap, source, axis=1))
+    stands &= (column < end) | (last >= end)
     return np.where(stands, np.take_along_axis(cells, source, axis=1), cells), bool(stands.any())
+
+
+def _sources(measured: NDArray[np.bool_], edges: NDArray[np.int64]) -> list[int]:
+    """For each column the last step of the newest one up to it that has a value of its own."""
+    own = np.where(measured.any(axis=0), np.arange(measured.shape[1]), 0)
+    found: list[int] = (edges[np.maximum.accumulate(own) + 1] - 1).tolist()
+    return found
 
 
 # -- the newest numbers of all layers, for the stream ------------------------------------------------------------------

@@ -36,10 +36,12 @@ def answer_promptly() -> None:
 
 
 class Doorway:
-    """A bound and listening socket. If the port is taken, the next free one."""
+    """A bound and listening socket. If the port is taken, the next free one. `behind_proxy`: everybody who comes needs
+    the token, the owner's processes too, since one of them may be a tunnel."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, behind_proxy: bool = False) -> None:
         self.wanted = port
+        self.behind_proxy = behind_proxy
         self.token = secrets.token_urlsafe(24)
         self.listener, self.host = _listen(host, port)
         self.port: int = self.listener.getsockname()[1]
@@ -64,7 +66,8 @@ class Doorway:
     def open_to_owner(self) -> bool:
         """Whether processes of the same user need no token: on loopback, where the kernel says whose a socket is."""
         loopback = ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
-        return loopback and sys.platform == "linux" and os.access("/proc/net/tcp", os.R_OK)
+        known = sys.platform == "linux" and os.access("/proc/net/tcp", os.R_OK)
+        return loopback and known and not self.behind_proxy
 
     @property
     def line(self) -> str:

@@ -1,8 +1,9 @@
 """The stream: what changed, pushed to every page. A slow reader gets the newest frame and not all of them.
 
 To the page: `layers` (what the numbers of a frame stand for), `frame`, `step` (between two frames), `state`, `hit`,
-`finding`; and under the names of the original server `state_change` and `execution_progress`. From the page: the
-original server's `{"command": ...}`, and after a lost connection `{"last_step": n}`.
+`finding`, `breakpoints` (there are others now); and under the names of the original server `state_change` and
+`execution_progress`. From the page: the original server's `{"command": ...}`, and after a lost connection
+`{"last_step": n}`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from neuraldbg.surfaces.web.runs import ServedRun, ServedRuns
 from neuraldbg.trace import Trace
 
 MOST_WAITING = 256
+_ONCE = ("breakpoints", "frame", "step")  # of these only the newest waits
 STATE_S = 0.9  # changes are told at once; this is for a trainer that says nothing any more
 FINDINGS_S = 0.9  # the analysis finds something every few seconds at most
 Message = dict[str, Any]
@@ -46,9 +48,9 @@ class Box:
 
     def put(self, message: Message) -> None:
         if message["type"] == "frame":
-            self._newest = {"frame": message}
-        elif message["type"] == "step":
-            self._newest["step"] = message
+            self._newest.pop("step", None)
+        if message["type"] in _ONCE:
+            self._newest[message["type"]] = message
         else:
             self._others.append(message)
         self._ready.set()
@@ -57,7 +59,7 @@ class Box:
         while True:
             if self._others:
                 return self._others.popleft()
-            for kind in ("frame", "step"):
+            for kind in _ONCE:
                 if kind in self._newest:
                     return self._newest.pop(kind)
             self._ready.clear()
@@ -198,6 +200,8 @@ class Stream:
         if event.get("event") == "hit":
             rest = {name: value for name, value in event.items() if name != "event"}
             self._put({"type": "hit", "run": self._watch.run.name, **rest})
+        elif event.get("event") == "breakpoints":
+            self._put({"type": "breakpoints", "run": self._watch.run.name})
         else:
             self._watch.hurry = True  # paused, running: the state is looked at now
             self._woken.set()

@@ -103,12 +103,15 @@ def _uid_of(scope: Scope) -> int | None:
 
 @dataclass(frozen=True)
 class Policy:
-    """`host` is the address we are bound to."""
+    """`host` is the address we are bound to. `behind_proxy`: requests come through a tunnel or proxy, whose process is
+    often the owner's own and whose name we do not know: then everybody needs the token, and any host name will do,
+    since a page of another name has no cookie of ours."""
 
     host: str = "127.0.0.1"
     port: int = 8050
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     uid_of: Callable[[Scope], int | None] = _uid_of
+    behind_proxy: bool = False
 
     @property
     def cookie(self) -> str:
@@ -116,7 +119,7 @@ class Policy:
 
     @property
     def open_to_owner(self) -> bool:
-        return is_loopback(self.host) and sys.platform == "linux"
+        return is_loopback(self.host) and sys.platform == "linux" and not self.behind_proxy
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -160,7 +163,7 @@ class Policy:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
             return False
-        if name in self.names:
+        if name in self.names or (self.behind_proxy and name):
             return True
         return self.host in EVERYWHERE and _is_address(name)
 

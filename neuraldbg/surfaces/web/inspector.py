@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from neuraldbg.analysis.inspection import parameters_of
+from neuraldbg.analysis.ranks import processes
 from neuraldbg.records import Kind, Phase, Site, SiteKind
 from neuraldbg.surfaces.web import data
 from neuraldbg.surfaces.web.data import series_names
@@ -179,7 +180,7 @@ def run_details(trace: Trace) -> dict[str, Any]:
         "backend": run.backend,
         "versions": dict(run.versions),
         "world_size": run.world_size,
-        "ranks": trace.ranks,
+        "ranks": list(processes(trace)) or trace.ranks,
         "steps_kind": run.steps_kind,
         "damage": trace.damage,
         "dropped": trace.dropped,
@@ -203,29 +204,14 @@ def _checkpoints(trace: Trace) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def rank_entries(trace: Trace) -> list[dict[str, Any]]:
-    """One entry a rank; None for what it did not record."""
-    names = {site.path: site.id for site in trace.sites if site.kind is SiteKind.SERIES}
-    rows: dict[str, Mapping[str, Any]] = {
-        name: trace.table("scalars", site=names[name]) for name in ("loss", "step_time_s") if name in names
-    }
-    ended = {fact["rank"] for fact in trace.facts("end")}
-    return [{"rank": rank, "ended": rank in ended, **_of_rank(rows, rank)} for rank in trace.ranks]
-
-
-def _of_rank(rows: Mapping[str, Mapping[str, Any]], rank: int) -> dict[str, Any]:
-    mine = {name: table["value"][table["rank"] == rank] for name, table in rows.items()}
-    steps = [table["step"][table["rank"] == rank] for table in rows.values()]
-    loss, times = mine.get("loss", ()), mine.get("step_time_s", ())
-    return {
-        "last_step": max((int(each.max()) for each in steps if len(each)), default=None),
-        "loss": float(loss[-1]) if len(loss) else None,
-        "step_time_s": float(np.median(times[-LOOK_BACK:])) if len(times) else None,
-    }
-
-
 def _layer(trace: Trace, site: Site) -> dict[str, Any]:
-    return {"name": trace.canonical(site), "type": site.op, "parameters": site.parameters, "source": site.source}
+    shapes = {"input_shape": _listed(site.input_shape), "output_shape": _listed(site.shape)}
+    told = {"name": trace.canonical(site), "type": site.op, "parameters": site.parameters, "source": site.source}
+    return {**told, **shapes}
+
+
+def _listed(shape: tuple[int, ...] | None) -> list[int] | None:
+    return None if shape is None else list(shape)
 
 
 def _tree(trace: Trace, modules: Sequence[Site]) -> list[dict[str, Any]]:

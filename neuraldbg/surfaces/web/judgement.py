@@ -97,13 +97,23 @@ def tell(run_dir: str) -> None:
 
 
 def causes_first(findings: Sequence[Found]) -> list[dict[str, Any]]:
-    """As `diagnose` orders them: loud before quiet, causes before what they led to, sure before unsure."""
+    """As `diagnose` orders them: loud before quiet, causes before what they led to, sure before unsure; and before all
+    of them what an experiment has proved."""
     led_to = {(link["kind"], link["layer"]) for one in findings for link in one.get("chain", ())}
 
     def order(one: Found) -> tuple[Any, ...]:
         grave = LOUD.index(one["severity"]) if one["severity"] in LOUD else len(LOUD)
         is_led_to = (one["kind"], one["layer"]) in led_to
-        return grave > 1, is_led_to, not one.get("chain"), -(one.get("confidence") or 0.5), grave, one.get("step") or 0
+        proved = any(each.get("verified") for each in one.get("suggestions") or ())
+        return (
+            not proved,
+            grave > 1,
+            is_led_to,
+            not one.get("chain"),
+            -(one.get("confidence") or 0.5),
+            grave,
+            one.get("step") or 0,
+        )
 
     return [dict(one) for one in sorted(findings, key=order)]
 

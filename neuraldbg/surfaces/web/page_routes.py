@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
+from neuraldbg.analysis.rank_overview import overview
 from neuraldbg.config.installation import own_version
 from neuraldbg.errors import ConditionError, UnknownLayer
 from neuraldbg.surfaces.web import data, inspector
 from neuraldbg.surfaces.web.answers import StrictJSON, problems, refusal
-from neuraldbg.surfaces.web.asking import Configured, Rehearsal, Run, Step, Stretch
+from neuraldbg.surfaces.web.asking import Configured, Rank, Rehearsal, Run, Step, Stretch
 from neuraldbg.surfaces.web.rehearsal import rehearse
 from neuraldbg.surfaces.web.view_routes import Name
 
@@ -68,25 +69,22 @@ def cells(
     between: Stretch,
     metric: Name = "grad_norm",
     width: Annotated[int, Query(ge=1, le=4000, description="columns at most")] = 1000,
+    scale: Annotated[Literal["linear", "log"] | None, Query(description="without it as the values need it")] = None,
+    rank: Rank = None,
 ) -> StrictJSON:
-    """As /api/heatmap; `measured` of the `of` steps have something where the value of one stands for those after it."""
+    """As /api/heatmap; `measured` of the `of` steps have something where the value of one stands for those after it.
+    A log scale needs values from zero on: `log` in the answer says what it became."""
     with run.reading() as trace:
-        return StrictJSON(data.drawn(trace, metric, between, width))
+        log = None if scale is None else scale == "log"
+        return StrictJSON(data.drawn(trace, metric, between, width, log=log, rank=rank))
 
 
 @router.get("/api/ranks", responses=OF_A_RUN, summary="Every rank: its last step, last loss and usual time of a step")
-def ranks(run: Run) -> StrictJSON:
+def ranks(run: Run, between: Stretch) -> StrictJSON:
+    """As they stood at the end of the stretch; with what each waits for others, who is slowest, and where one stands
+    that has not moved."""
     with run.reading() as trace:
-        return StrictJSON({"ranks": inspector.rank_entries(trace)})
-
-
-@router.get("/api/whatif", responses=OF_A_RUN, summary="Changes that were tried on a run, and what became of each")
-def whatif(run: Run) -> StrictJSON:
-    """`tried`: as `neural whatif --json` tells it, null where nothing was; `command`: what tries the cures."""
-    from neuraldbg.analysis.tried import read_tried
-
-    with run.reading() as trace:
-        return StrictJSON({"tried": read_tried(trace.path), "command": run.command("whatif")})
+        return StrictJSON({**overview(trace.between(*between)), "to": between[1]})
 
 
 @router.get("/api/anomalies", responses=OF_A_RUN, summary="Samples unlike those before them, by layer and by step")
@@ -106,4 +104,4 @@ def rehearsal(body: Rehearsal, run: Run) -> StrictJSON:
             return StrictJSON({"error": None, **rehearse(trace, body.condition, body.layer_name)})
     except (ConditionError, UnknownLayer) as error:
         _, reason, details = refusal(error)
-        return StrictJSON({"error": reason, **details})
+        return StrictJSON({"error": reason, "unknown_layer": isinstance(error, UnknownLayer), **details})

@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from neuraldbg.control.channel import ChannelClient
+from neuraldbg.control.channel import CONTROL_FILE, ChannelClient
 from neuraldbg.errors import ChannelError, ChannelSilent, UnknownRun, UsageError
-from neuraldbg.surfaces.liveness import is_alive
+from neuraldbg.store.heard import came_from, heard_of
+from neuraldbg.surfaces.liveness import goes_on
 from neuraldbg.surfaces.web import judgement
+from neuraldbg.surfaces.web.trying import Trying
 from neuraldbg.trace import Trace, open_trace
 from neuraldbg.trace.findings import read_verdict
 
@@ -34,6 +36,7 @@ class TrainerLine:
         self.run_dir = run_dir
         self.listeners: list[Callable[[Event], None]] = []
         self._client: ChannelClient | None = None
+        self._address: tuple[int, int] | None = None  # of the file that says where the trainer listens
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(AT_ONCE)
 
@@ -49,12 +52,21 @@ class TrainerLine:
 
     def _connected(self) -> ChannelClient:
         with self._lock:
-            if self._client is not None and self._client.closed:
+            address = self._written()
+            if self._client is not None and (self._client.closed or address not in (None, self._address)):
                 self._client.close()
                 self._client = None
             if self._client is None:
-                self._client = ChannelClient(self.run_dir, on_event=self._heard)
+                self._client, self._address = ChannelClient(self.run_dir, on_event=self._heard), address
             return self._client
+
+    def _written(self) -> tuple[int, int] | None:
+        """Another process may have taken over: the first rank that a script has spawned."""
+        try:
+            told = (self.run_dir / CONTROL_FILE).stat()
+        except OSError:
+            return None
+        return told.st_ino, told.st_mtime_ns
 
     def _heard(self, event: Event) -> None:
         for listener in list(self.listeners):
@@ -102,12 +114,15 @@ class ServedRun:
         self._looked_s = 0.0
         self._followed: Trace | None = None
         self._follow_lock = threading.Lock()
+        self._apart: Trace | None = None
+        self._apart_lock = threading.Lock()
         self._line: TrainerLine | None = None
         self._judge = judgement.Judge()
+        self.trying = Trying(path)
 
     def command(self, name: str) -> str:
         """What to type for it at a terminal, wherever that is."""
-        return f"neural {name} {shlex.quote(str(self.path.absolute()))}"
+        return f"neural {name} {shlex.quote(came_from(self.path) or str(self.path.absolute()))}"
 
     @contextmanager
     def following(self) -> Iterator[Trace]:
@@ -126,6 +141,21 @@ class ServedRun:
                 yield self._followed
             finally:
                 give_back(self._followed)
+
+    @contextmanager
+    def apart(self) -> Iterator[Trace]:
+        """The same on a reading of its own, for a question that takes seconds of a long run: nobody else waits for it,
+        only who asks such a one."""
+        with self._apart_lock:
+            if self._apart is None:
+                with self.reading() as trace:
+                    path = trace.path  # of a zip where it was unpacked to
+                self._apart = open_trace(path)
+            self._apart.refresh()
+            try:
+                yield self._apart
+            finally:
+                give_back(self._apart)
 
     @contextmanager
     def reading(self) -> Iterator[Trace]:
@@ -155,8 +185,8 @@ class ServedRun:
 
     def state(self, *, every_s: float | None = None) -> dict[str, Any]:
         """running, paused (and where), unresponsive, finished, interrupted, crashed or killed. Unresponsive is a
-        training process that is there and says nothing: stopped, or too busy to answer. `every_s`: it is also told
-        how often somebody looks."""
+        training process that is there and says nothing: stopped, or too busy to answer; or one elsewhere that was
+        not heard of for too long. `every_s`: it is also told how often somebody looks."""
         silent = False
         try:
             told = self.call("state", **({} if every_s is None else {"every_s": every_s}))
@@ -168,12 +198,11 @@ class ServedRun:
             pass
         with self.reading() as trace:
             run = trace.run
-            if run.ended:
-                broken = "interrupted" if run.interrupted else "crashed"
-                state = broken if run.error or run.exit_code else "finished"
-            else:
-                state = "unresponsive" if silent else "running" if is_alive(run) else "killed"
-            return {"state": state, "attached": state == "unresponsive", "step": trace.last_step}
+            if not run.ended:
+                return {**_unended(trace, silent=silent), "step": trace.last_step}
+            broken = "interrupted" if run.interrupted else "crashed"
+            state = broken if run.error or run.exit_code else "finished"
+            return {"state": state, "attached": False, "step": trace.last_step}
 
     def findings(self) -> list[dict[str, Any]]:
         """What the analysing process has written; of a run that ended without one, found now and kept."""
@@ -201,17 +230,29 @@ class ServedRun:
 
     def close(self) -> None:
         self._judge.close()
+        self.trying.stop()
         if self._line is not None:
             self._line.close()
-        with self._follow_lock, self._lock:
-            for trace in (self._trace, self._followed):
+        with self._apart_lock, self._follow_lock, self._lock:
+            for trace in (self._trace, self._followed, self._apart):
                 if trace is not None:
                     trace.close()
-            self._trace = self._followed = None
+            self._trace = self._followed = self._apart = None
 
 
 def _is_over(trace: Trace) -> bool:
-    return trace.run.ended or not is_alive(trace.run)
+    return trace.run.ended or not goes_on(trace)
+
+
+def _unended(trace: Trace, *, silent: bool) -> dict[str, Any]:
+    """The state of a run without an end. Whether one that was recorded elsewhere was killed nobody can know: it goes
+    on, or nothing was heard of it (`heard_s`, since 1970) for longer than should be."""
+    heard = heard_of(trace.path)
+    if heard is not None:
+        state = "running" if heard.recently else "unresponsive"
+        return {"state": state, "attached": False, "heard_s": heard.at_s}
+    state = "unresponsive" if silent else "running" if goes_on(trace) else "killed"
+    return {"state": state, "attached": silent}
 
 
 class ServedRuns:

@@ -50,7 +50,7 @@ class Service:
     def __init__(self, door: Doorway, paths: Sequence[Path], settings: Settings) -> None:
         self._door = door
         self._runs = ServedRuns(paths)
-        policy = Policy(door.host, door.port, door.token)
+        policy = Policy(door.host, door.port, door.token, behind_proxy=door.behind_proxy)
         options: dict[str, Any] = {"log_config": None, "log_level": "error", "access_log": False}
         config = uvicorn.Config(
             make_app(self._runs, policy, settings),

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Response
 
 from neuraldbg.analysis import profile
-from neuraldbg.errors import NeuralDbgError, NotRecorded, UnknownLayer, UnknownName, nearest
+from neuraldbg.errors import NeuralDbgError, UnknownLayer, UnknownName, nearest
 from neuraldbg.surfaces.live_analysis import NOT_READABLE
 from neuraldbg.surfaces.web import data, inspector
 from neuraldbg.surfaces.web.answers import StrictJSON, problem, problems
-from neuraldbg.surfaces.web.asking import Configured, Layer, ReplayOrder, Run, Runs, Step, Stretch
+from neuraldbg.surfaces.web.asking import Configured, Layer, Rank, Run, Runs, Step, Stretch
 from neuraldbg.surfaces.web.control_routes import by_layer
 from neuraldbg.surfaces.web.runs import ServedRun
 from neuraldbg.trace import Trace
@@ -102,9 +102,10 @@ def heatmap(
     metric: Name = "grad_norm",
     width: Annotated[int, Query(ge=1, le=4000, description="columns at most")] = 1000,
     form: Annotated[Literal["bytes", "json"], Query(alias="format")] = "bytes",
+    rank: Rank = None,
 ) -> Response:
     with run.reading() as trace:
-        found = data.heatmap(trace, metric, between, width)
+        found = data.heatmap(trace, metric, between, width, rank)
     if form == "json":
         values = [[None if v != v else v for v in row] for row in found.values.tolist()]
         nan = [row.nonzero()[0].tolist() for row in found.nan]
@@ -197,10 +198,10 @@ def chrome(run: Run, step: Step = None) -> StrictJSON:
 
 
 @router.get("/api/summary", summary="The slowest layers: total, calls, average, shortest, longest")
-def summary(run: Run, limit: Annotated[int, Query(ge=1, le=10_000)] = 10) -> StrictJSON:
+def summary(run: Run, between: Stretch, limit: Annotated[int, Query(ge=1, le=10_000)] = 10) -> StrictJSON:
     with run.reading() as trace:
-        layers = profile.slowest(trace, k=None)
-    return StrictJSON({"layers": layers[:limit], "timed_layers": len(layers)})
+        layers = profile.slowest(trace.between(*between), k=None)
+    return StrictJSON({"layers": layers[:limit], "timed_layers": len(layers), "to": between[1]})
 
 
 @router.get(
@@ -209,17 +210,22 @@ def summary(run: Run, limit: Annotated[int, Query(ge=1, le=10_000)] = 10) -> Str
     response_class=Response,
     responses={200: {"content": {"application/json": {}, "text/html": {}}}},
 )
-def profile_(run: Run, form: Annotated[Literal["json", "views", "html"], Query(alias="format")] = "json") -> Response:
+def profile_(
+    run: Run,
+    between: Stretch,
+    form: Annotated[Literal["json", "views", "html"], Query(alias="format")] = "json",
+) -> Response:
     from neuraldbg.analysis.findings import strict
     from neuraldbg.analysis.profile_report import profile_of
     from neuraldbg.analysis.profile_views import views_of
     from neuraldbg.surfaces.reports.profile_page import html_of
 
-    with run.reading() as trace:
-        told, used = profile_of(trace), profile.resources(trace)
+    with run.apart() as trace:
+        shown = trace.between(*between)
+        told, used = profile_of(shown), profile.resources(shown)
     if form == "html":
         return Response(html_of(told, used), media_type="text/html; charset=utf-8")
-    return StrictJSON(strict({"views": views_of(told, used)} if form == "views" else told))
+    return StrictJSON(strict({"views": views_of(told, used), "to": between[1]} if form == "views" else told))
 
 
 @router.get("/api/resources", summary="Memory, processor and devices over the steps")
@@ -275,13 +281,3 @@ def _both(a: ServedRun, b: ServedRun) -> Iterator[tuple[Trace, Trace]]:
     ordered = sorted((a, b), key=lambda run: run.name)
     with ordered[0].reading() as one, ordered[1].reading() as other:
         yield (one, other) if ordered[0] is a else (other, one)
-
-
-@router.post("/api/replay", responses=problems(400), summary="Try a fix (not in this version)")
-def replay(body: ReplayOrder | None = None) -> StrictJSON:  # noqa: ARG001
-    raise NotRecorded("replay is not in this version")
-
-
-@router.get("/api/jobs/{id}", summary="What became of a replay (not in this version)")
-def job(number: Annotated[str, Path(alias="id", max_length=200)]) -> StrictJSON:
-    raise NotRecorded(f"no job {number!r}: replay is not in this version")

@@ -1,18 +1,9 @@
 /** What the page shows, in its address: a link opens the same view, layer and step. */
 
 export const VIEWS = {
-  overview: "Overview",
-  why: "Why",
-  heatmap: "Heatmap",
-  layer: "Layer",
-  breakpoints: "Breakpoints",
-  performance: "Performance",
-  compare: "Compare",
-  "execution-trace": "Execution Trace",
-  "gradient-analysis": "Gradient Analysis",
-  "activation-statistics": "Activation Statistics",
-  "memory-profiling": "Memory Profiling",
-  "anomaly-detection": "Anomaly Detection",
+  overview: "Overview", why: "Why", heatmap: "Heatmap", layer: "Layer", breakpoints: "Breakpoints", performance: "Performance", compare: "Compare",
+  "execution-trace": "Execution Trace", "gradient-analysis": "Gradient Analysis", "activation-statistics": "Activation Statistics",
+  "memory-profiling": "Memory Profiling", "anomaly-detection": "Anomaly Detection",
 } as const;
 export type View = keyof typeof VIEWS;
 const NAMES = Object.keys(VIEWS) as View[];
@@ -36,12 +27,9 @@ export function read(search: string): Address {
   const step = Number(given.get("step") ?? NaN);
   return {
     view: view in VIEWS ? (view as View) : "overview",
-    run: given.get("run"),
     step: Number.isInteger(step) && step >= 0 && given.has("step") ? step : null,
-    layer: given.get("layer"),
-    finding: given.get("finding"),
-    other: given.get("other"),
-    align: given.get("align") === "epoch" ? "epoch" : given.get("align") === "time" ? "time" : null,
+    run: given.get("run"), layer: given.get("layer"), finding: given.get("finding"), other: given.get("other"),
+    align: (["epoch", "time"] as const).find((by) => by === given.get("align")) ?? null,
   };
 }
 

@@ -2,9 +2,7 @@
 import { answer, held } from "./report";
 
 export class Refused extends Error {
-  constructor(readonly status: number, message: string, readonly details: Record<string, unknown>) {
-    super(message);
-  }
+  constructor(readonly status: number, message: string, readonly details: Record<string, unknown>) { super(message); }
 }
 
 export function query(path: string, given: Record<string, string | number | boolean | null | undefined>): string {
@@ -22,8 +20,7 @@ export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
 
 export async function send<T>(method: "POST" | "PATCH" | "DELETE", path: string, body: unknown = {}): Promise<T> {
   if (held) throw new Refused(503, "this is a report: no training process is attached", {});
-  const headers = { "content-type": "application/json" };
-  return answered<T>(await fetch(path, { method, headers, body: JSON.stringify(body) }));
+  return answered<T>(await fetch(path, { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body) }));
 }
 
 async function answered<T>(response: Response): Promise<T> {

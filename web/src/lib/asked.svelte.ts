@@ -3,6 +3,7 @@ import { ask, Refused } from "./api";
 
 const SLOW_MS = 1000; // from when on it is said
 const HUNG_MS = 10_000; // from when on another question does not wait for it
+const about = (path: string | null) => path?.replace(/#.*|\b(from|to|step|points|width)=\d+&?/g, ""); // whichever steps of it
 export const RETRY_MS = 2000; // a server that was started anew is found again
 
 /** An answer that follows its question: `path` is asked again whenever it changes; the old answer stays until then. One
@@ -13,7 +14,9 @@ export class Asked<T> {
   loading = $state(false);
   slow = $state(false);
   #again = $state(0);
-  #wanted: string | null = null;
+  #wanted = $state<string | null>(null);
+  #answered = $state<string | null>(null);
+  stale = $derived(this.data !== null && about(this.#wanted) !== about(this.#answered)); // of another layer or metric than is asked for
   #asking: { path: string; since: number; stop: AbortController } | null = null;
 
   constructor(path: () => string | null) {
@@ -45,7 +48,7 @@ export class Asked<T> {
     this.#asking = null;
     this.loading = this.slow = false;
     this.error = wrong instanceof Refused ? wrong.message : wrong ? "the server does not answer" : null;
-    if (data || wrong instanceof Refused) this.data = data; // never an older answer under a newer question
+    if (data || wrong instanceof Refused) [this.data, this.#answered] = [data, path]; // never an older answer under a newer question
     if (this.#wanted !== null && this.#wanted !== path) void this.#fetch(this.#wanted);
     else if (wrong && !(wrong instanceof Refused && wrong.status !== 503)) setTimeout(() => this.#again++, RETRY_MS);
   }

@@ -3,7 +3,7 @@ import type { Finding, Frame, Octaves, Span } from "./types";
 
 export interface Scale { low: number; high: number; log: boolean }
 
-const LOG_FROM = 1e3; // a range that spans more is shown by powers of ten
+const LOG_FROM = 100; // a range that spans more is shown by powers of ten, as in the terminal
 const TINY = 1e-14; // as is one this close to zero: the charts know no smaller steps
 
 /** A scale for what can be drawn; by powers of ten where the values span many of them. */
@@ -77,7 +77,6 @@ function inside(stretch: Stretch, whole: Stretch): Stretch {
 }
 
 // -- colours ----------------------------------------------------------------------------------------------------------
-
 const rgb = (hex: string): number[] => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
 const VIRIDIS = ["440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725"].map(rgb);
 export const [TOP, MINUS_INF, PLUS_INF, NOT_MEASURED, NAN] = [250, 252, 253, 254, 255] as const; // cells: the scale has 0 to TOP
@@ -100,7 +99,6 @@ export function palette(colour: (name: string) => string): Uint8ClampedArray {
 }
 
 // -- flame graph ------------------------------------------------------------------------------------------------------
-
 export interface Box { span: Span; x: number; width: number; row: number }
 
 /** The spans with the time between the outermost calls cut short: what the script did between them is not ours to show. */
@@ -131,8 +129,17 @@ export function boxesOf(spans: Span[], from: number, to: number, narrowest: numb
   return found;
 }
 
-// -- histograms -------------------------------------------------------------------------------------------------------
+/** The box beside, above or under one, by the key pressed; undefined where there is none, or the key says nothing. */
+export function beside(boxes: Box[], now: Span | null, key: string): Span | undefined {
+  const at = boxes.find((box) => box.span === now);
+  if (!at) return key.startsWith("Arrow") ? boxes[0]?.span : undefined;
+  const row = boxes.filter((box) => box.row === at.row);
+  if (key === "ArrowRight" || key === "ArrowLeft") return row[row.indexOf(at) + (key === "ArrowRight" ? 1 : -1)]?.span;
+  if (key === "ArrowDown") return boxes.find((box) => box.row === at.row + 1 && box.x + box.width > at.x && box.x < at.x + at.width)?.span;
+  return key === "ArrowUp" ? boxes.findLast((box) => box.row === at.row - 1 && box.x <= at.x)?.span : undefined;
+}
 
+// -- histograms -------------------------------------------------------------------------------------------------------
 /** The magnitude below which this share of the values lies; zeros are below all, and a bin's values its upper edge. */
 export function magnitudeAt(row: Octaves | undefined, share: number): number | null {
   if (!row || row.looked_at <= row.not_finite) return null;
@@ -143,27 +150,25 @@ export function magnitudeAt(row: Octaves | undefined, share: number): number | n
 }
 
 // -- marks ------------------------------------------------------------------------------------------------------------
-
 export interface Mark { step: number; kind: "finding" | "hit" | "checkpoint"; label: string }
 
 const GRAVER = ["checkpoint", "hit", "finding"];
 
 /** Marks that would lie on one another become one, which says all they say. */
-export function clustered(marks: Mark[], last: number, width: number, least = 14): (Mark & { x: number })[] {
-  const found: (Mark & { x: number })[] = [];
+export function clustered(marks: Mark[], last: number, width: number, least = 14): (Mark & { x: number; labels: string[] })[] {
+  const found: ReturnType<typeof clustered> = [];
   for (const mark of [...marks].sort((a, b) => a.step - b.step)) {
     const x = (Math.min(mark.step, last) / Math.max(last, 1)) * width;
     const before = found.at(-1);
     if (before && x - before.x < least) {
-      before.label += `; ${mark.label}`;
+      before.labels.push(mark.label);
       if (GRAVER.indexOf(mark.kind) > GRAVER.indexOf(before.kind)) before.kind = mark.kind;
-    } else found.push({ ...mark, x });
+    } else found.push({ ...mark, x, labels: [mark.label] });
   }
   return found;
 }
 
 // -- health -----------------------------------------------------------------------------------------------------------
-
 export type Health = "bad" | "warn" | "ok" | "unknown";
 export const MOSTLY_DEAD = 0.9;
 

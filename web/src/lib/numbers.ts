@@ -11,8 +11,6 @@ export function real(value: Num | string | undefined): number | null {
   return typeof value === "number" ? value : (words[value ?? ""] ?? null);
 }
 
-export const drawable = real; // a chart draws a gap, and a sign, for what is no number
-
 export function short(value: number | null | undefined, digits = 3): string {
   if (value === null || value === undefined) return UNKNOWN;
   if (Number.isNaN(value)) return "NaN";
@@ -55,6 +53,15 @@ export function percent(share: number | null | undefined, digits = 2): string {
   return Number.isFinite(share) ? `${short(share! * 100, digits)} %` : short(share);
 }
 
-/** `grad_norm` as a person says it. */
-export const words = (name: string): string => name.replaceAll("_", " ");
+const NAMES: Record<string, string> = {
+  lr: "learning rate", step_time_s: "time of a step", cpu_percent: "CPU of the machine, %", process_cpu_percent: "CPU of the process, %",
+  rss_bytes: "memory of the process", device_bytes: "memory on the device",
+};
+/** `grad_norm` as a person says it, and a series of the run. */
+export const words = (name: string): string => name.replaceAll("_", " ").replace(/\bnan\b/, "NaN").replace(/\binf\b/, "Inf");
+export const named = (series: string): string => NAMES[series] ?? words(series);
+/** The end of a name that is too long: layers differ there. */
+export const clipped = (name: string, letters: number): string => (name.length > letters ? `…${name.slice(1 - Math.max(2, letters))}` : name);
+export const until = (step: number | null | undefined): string => (step === null || step === undefined ? "whole run" : `up to step ${count(step)}`);
+export const shape = (dims: number[] | null | undefined): string => (dims ? `[${dims.join(" × ")}]` : "–");
 export const plural = (number: number, word: string): string => `${count(number)} ${word}${number === 1 ? "" : "s"}`;

@@ -62,7 +62,7 @@ function cut(heat: HeatAnswer, from: number, to: number): HeatAnswer {
   const rows = heat.layers.map((_, row) => cells.subarray(row * wide + first, row * wide + end));
   const kept = new Uint8Array(rows.length * (end - first));
   rows.forEach((row, at) => kept.set(row, at * (end - first)));
-  return { ...heat, edges: heat.edges.slice(first, end + 1), cells: kept };
+  return { ...heat, edges: heat.edges.slice(first, end + 1), cells: kept, sources: heat.sources?.slice(first, end) };
 }
 
 const IS_NAN = 0x7fe00000; // a NaN that was measured: any other says that nothing was

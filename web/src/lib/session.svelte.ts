@@ -1,14 +1,16 @@
 import { type Address, read, tried, type View, written } from "./address";
 import { ask, query, Refused, send } from "./api";
 import { Asked, RETRY_MS } from "./asked.svelte";
-import type { Mark } from "./chart";
-import { real, words } from "./numbers";
+import type { Mark, Stretch } from "./chart";
+import { count, real, short, words } from "./numbers";
 import { frameOf, listen, type Message } from "./stream";
 import type { Breakpoint, Finding, Frame, Moment, RunDetails, RunEntry, Series, Settings, Verdict, Where } from "./types";
 
 const NONE: Settings = { theme: "dark", refresh_s: 1, max_history: 1000, history: 100, charts: [], version: "" };
 const MOST_HITS = 1000;
 const SLOWLY_S = 2; // panels that read much of the run follow it no faster
+const LONG_AGO = 20; // steps
+const RESTS_MS = 250; // from then on a scrubber stands still
 const INSPECT: View[] = ["overview", "layer"]; // views with the inspector, and with the flame graph
 const TIME: View[] = ["overview", "performance", "execution-trace"];
 
@@ -25,6 +27,7 @@ export class Session {
   lastStep = $state<number | null>(null);
   slowStep = $state<number | null>(null); // as lastStep, seldom enough for panels that ask for much
   losses = $state.raw<{ step: number; value: number | null }[]>([]);
+  broke = $derived(this.losses.find((one) => one.value !== null && !Number.isFinite(one.value)) ?? null); // the first loss that is no number
   whole = $state(false); // every loss is among them, not only the largest of each stretch of steps
   lastLoss = $state<number | null>(null); // of the stream
   hits = $state.raw<Mark[]>([]);
@@ -47,7 +50,8 @@ export class Session {
   name = $derived(this.address.run);
   live = $derived(this.address.step === null);
   step = $derived(this.address.step ?? this.lastStep ?? 0); // what every panel shows
-  slowly = $derived(this.address.step ?? this.slowStep ?? 0);
+  settled = $state(this.address.step); // the step chosen, once its own numbers are there
+  rested = $state(this.address.step); // the step chosen, once the scrubber stands still: for what takes seconds
   layer = $derived(this.address.layer ?? this.stood ?? this.run?.layers.find((one) => one.parameters)?.name ?? this.run?.layers[0]?.name ?? null);
   names = $derived(this.run?.layers.map((one) => one.name) ?? []);
   points = $derived(Math.min(this.settings.max_history, 500)); // of a chart; the loss has all that max_history allows
@@ -74,7 +78,15 @@ export class Session {
 
   constructor() {
     let moment: Asked<Moment> | undefined;
-    $effect.root(() => void (moment = new Asked<Moment>(() => this.question)));
+    $effect.root(() => {
+      moment = new Asked<Moment>(() => this.question);
+      $effect(() => {
+        const step = this.address.step;
+        if (!moment!.loading) this.settled = step;
+        const timer = setTimeout(() => (this.rested = step), RESTS_MS);
+        return () => clearTimeout(timer);
+      });
+    });
     this.moment = moment!;
   }
 
@@ -90,7 +102,6 @@ export class Session {
   }
 
   // -- beginning and changing the run ---------------------------------------------------------------------------------
-
   async start(): Promise<void> {
     try {
       this.settings = await ask<Settings>("/api/settings");
@@ -157,19 +168,24 @@ export class Session {
     if (this.paused && this.pausedAt === null) this.stood = run.where.layer ?? null;
     this.#hit(run.hits); // before this page was opened
     this.grow(run.last_step);
+    if ((this.address.step ?? 0) > (run.last_step ?? 0)) this.goto(this.address.step); // an address may name what the run never had
     document.title = `${run.name} · NeuralDbg`;
     await this.readLoss();
   }
 
+  /** An answer about this run; null where there is none, or where another run was chosen meanwhile. */
+  async #told<T>(path: string, given: Parameters<typeof query>[1] = {}): Promise<T | null> {
+    const name = this.name;
+    const found = await ask<T>(this.path(path, given)).catch(() => null);
+    return name === this.name ? found : null;
+  }
+
   async readLoss(): Promise<void> {
-    if (this.run?.series.includes("loss")) {
-      const name = this.name;
-      const loss = await ask<Series>(this.path("/api/series", { metric: "loss", points: this.settings.max_history }));
-      if (name !== this.name) return;
-      const broken = new Set(loss.nan_steps);
-      this.whole = loss.rows === loss.steps.length;
-      this.losses = loss.steps.map((step, at) => ({ step, value: broken.has(step) ? NaN : real(loss.max[at]) }));
-    }
+    const loss = this.run?.series.includes("loss") && (await this.#told<Series>("/api/series", { metric: "loss", points: this.settings.max_history }));
+    if (!loss) return;
+    const broken = new Set(loss.nan_steps);
+    this.whole = loss.rows === loss.steps.length;
+    this.losses = loss.steps.map((step, at) => ({ step, value: broken.has(step) ? NaN : real(loss.max[at]) }));
   }
 
   #hit(more: RunDetails["hits"]): void {
@@ -179,10 +195,9 @@ export class Session {
   }
 
   async readVerdict(): Promise<void> {
-    const name = this.name;
-    const verdict = await ask<Verdict>(this.path("/api/verdict")).catch(() => null);
-    const found = await ask<{ findings: Finding[] }>(this.path("/api/findings")).catch(() => null);
-    if (name !== this.name || !verdict || !found) return;
+    const verdict = await this.#told<Verdict>("/api/verdict");
+    const found = await this.#told<{ findings: Finding[] }>("/api/findings");
+    if (!verdict || !found) return;
     if (verdict.state !== this.verdict?.state) this.said = `Verdict: ${verdict.state}. ${verdict.headline}`;
     this.verdict = verdict;
     this.findings = found.findings;
@@ -190,13 +205,11 @@ export class Session {
 
   async readBreakpoints(): Promise<void> {
     if (!this.where.attached) return;
-    const name = this.name;
-    const found = await ask<Record<string, { breakpoints: Breakpoint[] }>>(this.path("/api/breakpoint")).catch(() => ({})); // no training process: none
-    if (name === this.name) this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
+    const found = await this.#told<Record<string, { breakpoints: Breakpoint[] }>>("/api/breakpoint");
+    if (found) this.breakpoints = Object.values(found).flatMap((one) => one.breakpoints).sort((a, b) => a.id - b.id);
   }
 
   // -- the stream -----------------------------------------------------------------------------------------------------
-
   hear(message: Message): void {
     if (message.type === "layers") {
       this.#layers = message.layers;
@@ -205,13 +218,13 @@ export class Session {
       if (message.type === "frame") this.newest = frameOf(message, this.#layers);
       this.grow(Math.max(message.last_step, this.lastStep ?? 0));
       const loss = real(message.scalars["loss"]);
-      if (loss !== null) this.lastLoss = loss;
+      if (loss !== null && message.step >= (this.losses.at(-1)?.step ?? -1)) this.lastLoss = loss; // a frame may be of long ago
       if (loss !== null && message.step > (this.losses.at(-1)?.step ?? -1)) {
         this.losses = [...this.losses.slice(0, this.settings.max_history - 1), { step: message.step, value: loss }];
       }
     } else if (message.type === "state") this.changed(message);
-    else if (message.type === "hit") {
-      this.#hit([message]);
+    else if (message.type === "hit" || message.type === "breakpoints") {
+      if (message.type === "hit") this.#hit([message]);
       void this.readBreakpoints();
     } else if (message.type === "finding") {
       const known = message.finding && this.findings.some((one) => one.id === message.finding?.id);
@@ -243,10 +256,29 @@ export class Session {
     }
   }
 
-  // -- what a person does ---------------------------------------------------------------------------------------------
+  /** Of which step values are, `loud` where that is not the one chosen. `grave`: the loss broke between the two. */
+  behind(of: number | null | undefined): { text: string; loud: boolean; grave: boolean } | null {
+    if (of === null || of === undefined) return null;
+    if (of === this.step || this.settled !== this.address.step) return { text: `values of step ${count(of)}`, grave: false, loud: false };
+    const since = this.broke && of < this.broke.step && this.step >= this.broke.step ? this.broke : null;
+    const ago = this.step - of > LONG_AGO ? `, ${count(this.step - of)} steps ago` : ""; // a run that goes on is always a little ahead
+    const rest = since ? `, before the loss was ${short(since.value)}` : this.live ? ago : `, not of step ${count(this.step)}`;
+    return { text: `values of step ${count(of)}${rest}`, grave: since !== null, loud: since !== null || !this.live };
+  }
 
-  path(path: string, given: Record<string, string | number | boolean | null | undefined> = {}): string {
-    return query(path, { ...given, run: this.name });
+  /** The numbers that tell how well layers are: none where the loss broke after them. */
+  judged = (frame: Frame | null): Frame | null => (this.behind(frame?.step)?.grave ? null : frame);
+
+  // -- what a person does ---------------------------------------------------------------------------------------------
+  path = (path: string, given: Parameters<typeof query>[1] = {}): string => query(path, { ...given, run: this.name });
+
+  /** What is asked about all steps up to one; null: to the newest, of a run that goes on now and then again. */
+  upTo(step: number | null, path: string, given: Parameters<typeof query>[1] = {}): string {
+    return `${this.path(path, { ...given, to: step })}#${this.over || step !== null ? "" : this.slowStep}`;
+  }
+
+  curve(metric: string, layer: string, shown: Partial<Stretch> = { to: this.slowStep ?? undefined }): string {
+    return this.path("/api/series", { metric, layer, points: this.points, ...shown });
   }
 
   go(change: Partial<Address>): void {
@@ -309,9 +341,7 @@ export class Session {
     copied.then(() => this.tell(said), () => this.tell("This browser lets no page copy: select the text", "✖"));
   }
 
-  breakAt(layer: string): Promise<boolean> {
-    return this.edit("POST", "", { layer_name: layer });
-  }
+  breakAt = (layer: string) => this.edit("POST", "", { layer_name: layer });
 
   setTheme(theme: "dark" | "light", keep = true): void {
     this.theme = theme;

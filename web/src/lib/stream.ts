@@ -10,15 +10,10 @@ export type Message =
   | { type: "hit"; step: number; layer: string | null; breakpoints: number[] }
   | { type: "finding"; finding?: Finding; withdrawn?: string }
   | { type: "error"; error: string }
-  | { type: "state_change" | "execution_progress" | "done" };
+  | { type: "state_change" | "execution_progress" | "done" | "breakpoints" };
 
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [500, 8000];
 const GOING_AWAY = 1012; // what our server says when it is ended
-
-export function floats(base64: string): Float32Array {
-  const bytes = bytesOf(base64);
-  return new Float32Array(bytes.buffer, 0, bytes.length >> 2);
-}
 
 const native = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> }).fromBase64;
 
@@ -31,7 +26,7 @@ export function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
 }
 
 export function frameOf(message: { step: number; metrics: Record<string, string> }, layers: string[]): Frame {
-  const metrics = Object.fromEntries(Object.entries(message.metrics).map(([name, text]) => [name, floats(text)]));
+  const metrics = Object.fromEntries(Object.entries(message.metrics).map(([name, text]) => [name, new Float32Array(bytesOf(text).buffer)]));
   return { step: message.step, layers, metrics };
 }
 
@@ -43,10 +38,8 @@ export interface Listener {
 
 /** Returns what ends it. */
 export function listen(run: string | null, listener: Listener): () => void {
-  let socket: WebSocket | null = null;
-  let wait = FIRST_WAIT_MS;
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  let [over, gone] = [false, false];
+  let [over, gone, wait] = [false, false, FIRST_WAIT_MS];
+  let [socket, timer]: [WebSocket | null, ReturnType<typeof setTimeout> | undefined] = [null, undefined];
   if (held) return () => undefined; // nothing changes any more
   const open = () => {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
@@ -67,9 +60,5 @@ export function listen(run: string | null, listener: Listener): () => void {
     };
   };
   open();
-  return () => {
-    over = true;
-    clearTimeout(timer);
-    socket?.close();
-  };
+  return () => void ((over = true), clearTimeout(timer), socket?.close());
 }
