@@ -55,12 +55,16 @@ BARS = {
 PANELS = {
     "overview": {
         "[data-testid=shown-step]": "{:,}",
-        'section[aria-label="Model structure"] > p': "step {}",
-        'section[aria-label="Layer inspector"] p.head': "step {:,}",
-        'section[aria-label="Performance flame graph"] .more': "step {}",
+        'section[aria-label="Model structure"] .title': "values of step {:,}",
+        'section[aria-label="Layer inspector"] .title': "values of step {:,}",
+        'section[aria-label="Performance flame graph"] .title': "values of step {:,}",
+        'section[aria-label="Slowest 10 layers"] .more': "up to step {:,}",
     },
-    "layer": {"[data-testid=shown-step]": "{:,}", 'section[aria-label="Layer inspector"] p.head': "step {:,}"},
-    "gradient-analysis": {"[data-testid=shown-step]": "{:,}", "section:last-of-type h2": "step {}"},
+    "layer": {
+        "[data-testid=shown-step]": "{:,}",
+        'section[aria-label="Layer inspector"] .title': "values of step {:,}",
+    },
+    "gradient-analysis": {"[data-testid=shown-step]": "{:,}", "section:last-of-type .title": "values of step {:,}"},
 }
 IN_THE_PAGE = """
 window.says = ([where, text]) => {

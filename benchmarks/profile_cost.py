@@ -1,6 +1,6 @@
 """What `neural profile` costs: times only, and times with memory, against a process that never imported neuraldbg.
 
-python benchmarks/profile_cost.py [--pairs 200] [--seconds S] [--programs gpt ...] [--full] [--write]
+python benchmarks/profile_cost.py [--pairs 200] [--starts 5] [--seconds S] [--programs gpt ...] [--full] [--write]
 python benchmarks/profile_cost.py --calls      # time of one more call of a profiler by hand, after 10^2 and after 10^6
 
 The method, the programs and the rule for what counts are those of benchmarks/overhead: processes that take turns in the
@@ -31,7 +31,7 @@ say = partial(print, flush=True)
 def cost(chosen: argparse.Namespace) -> None:
     import page
     from arms import BARE, CONTROL, Arm
-    from pairs import compare
+    from pairs import Much, compare
 
     def arm(name: str, *options: str) -> Arm:
         return Arm(name, "times of layers and phases", options, command=("profile",))
@@ -40,8 +40,8 @@ def cost(chosen: argparse.Namespace) -> None:
     arms += [arm("times of every step", "--budget", "full")] if chosen.full else []
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for program in chosen.programs:
-        given = {"pairs": chosen.pairs, "turn": TURNS[program], "seconds": chosen.seconds, "say": say}
-        outcome = compare(program, [BARE, *arms, CONTROL], **given)
+        much = Much(chosen.pairs, chosen.starts, chosen.seconds)
+        outcome = compare(program, [BARE, *arms, CONTROL], much, turn=TURNS[program], say=say)
         say(f"{program}: a bare step takes {outcome.bare_ms:.2f} ms of CPU")
         for name, ratio in outcome.ratios.items():
             bar = f", bar {BARS[name]}" if program == "gpt" and name in BARS else ""
@@ -84,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", action="store_true")
     parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--starts", type=int, default=5, help="of the processes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further pair is begun")
     parser.add_argument("--programs", nargs="*", default=["gpt"], choices=list(TURNS))
     parser.add_argument("--full", action="store_true")

@@ -26,13 +26,14 @@ LIMIT_S = 560
 SECTIONS = {  # seconds each may take
     "eager": 140,
     "padded": 90,
+    "recorded": 140,
     "kernels": 40,
     "compiled": 150,
     "exact": 100,
     "layers": 30,
     "inexact": 90,
 }
-EAGER = ("eager", "padded")
+EAGER = ("eager", "padded", "recorded")
 
 
 def section(name: str, *, dry: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,20 @@ from programs import IN_FULL, Results, Size, Training, equal, interval, name_of,
 from torch import Tensor
 from turns import GROUPS, in_turns
 
+from neuraldbg.capture.torch.recording.disk import record_to_disk
+from neuraldbg.capture.torch.recording.taking import Recording
+
 LATER = 130  # updates after which evidence is gathered in one of 8
+RECORD_SHARE, RECORD_BYTES = 0.0025, 512_000_000
 PADDED = 50304  # a vocabulary that matrix products of half precision like, as most people train with
 
 
 def eager(size: Size, results: Results) -> None:
     results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
-    _same_losses(size, results)
     training = Training(size)
     training.run(steps(size, 5))
-    _memory(size, results, training)
+    _memory(size, results, training, partial(watched, 0.01))  # before anything of ours has run in this process
+    _same_losses(size, results)
     _arms(size, results, training)
     _later(size, results, training)
     _no_sync(size, results, training)
@@ -38,6 +44,37 @@ def padded(size: Size, results: Results) -> None:
     _arms(size, results, training)
     _later(size, results, training)
     _what_costs(size, results, training)
+
+
+def recorded(size: Size, results: Results) -> None:
+    """Watched by default with what replay needs recorded: within a quarter of the budget, and of every step."""
+    results.add("machine", f"{name_of(size)}, torch {torch.__version__}")
+    training = Training(size)
+    training.run(steps(size, 5))
+    _memory(size, results, training, partial(recording, RECORD_SHARE))
+
+    def arm(share: float | None) -> float:
+        with recording(share) as kept:
+            training.run(steps(size, IN_FULL))
+            took = training.timed(steps(size, 20))
+            results.add(f"recording of share {share}", str(kept.tape.failed or "goes on"))
+        return took
+
+    arms = {
+        "default, recording within the budget": partial(arm, RECORD_SHARE),
+        "recording every step": partial(arm, None),
+    }
+    in_turns(size, results, training, arms, steps(size, 10))
+
+
+@contextmanager
+def recording(share: float | None) -> Iterator[Recording]:
+    with watched(0.01 - (share or 0.0)) as (capture, run):
+        kept = record_to_disk(capture, run, RECORD_BYTES, share)
+        try:
+            yield kept
+        finally:
+            kept.tape.close()
 
 
 def _arms(size: Size, results: Results, training: Training) -> None:
@@ -83,7 +120,7 @@ def _later(size: Size, results: Results, training: Training) -> None:
     results.add("rows of one full step, later", rows_of(run))
 
 
-def _memory(size: Size, results: Results, training: Training) -> None:
+def _memory(size: Size, results: Results, training: Training, session: Callable[[], Any]) -> None:
     """Default mode against the same steps without it, in one process: what we add to host and device."""
     host, peaks = [], []
 
@@ -96,7 +133,7 @@ def _memory(size: Size, results: Results, training: Training) -> None:
         host.append(_uss_bytes())
 
     peak(3)
-    with watched(0.01):
+    with session():
         peak(steps(size, IN_FULL + 5))
     results.add("MB added: host (USS)", (host[1] - host[0]) / 2**20)
     results.add("MB added: peak of the device", (peaks[1] - peaks[0]) / 2**20)

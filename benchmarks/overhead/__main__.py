@@ -1,13 +1,15 @@
 """What watching costs, on this machine, beside other tools that capture less.
 
-python benchmarks/overhead [--short] [--pairs 200] [--seconds S] [--programs mlp resnet gpt]
+python benchmarks/overhead [--short] [--pairs 200] [--starts 5] [--seconds S] [--programs mlp resnet gpt]
                            [--arms default full off ...] [--peers PYTHON] [--old PYTHON] [--growth] [--memory] [--write]
 
 Each arm is a process of its own that takes its steps on command; bare is one that never imported neuraldbg. They take
 turns in the order A B C ... C B A, which makes one pair of each with the bare one. The figure is the CPU time of the
 process with all its threads over that of the bare one: a ratio of sums, with the interval of 95 % that a bootstrap over
-the pairs gives. `control` is a second bare process: a figure counts only where control covers 1.00 and both intervals
-are at most 1 % to each side. The first updates, which are watched in full, come before the pairs.
+the pairs gives. Two processes of one kind differ by some percent for as long as they live: all of them are started
+anew several times, and the bootstrap draws among the starts first. `control` is a second bare process: a figure counts
+only where control covers 1.00 and both intervals are at most 1 % to each side. The first updates, which are watched in
+full, come before the pairs.
 
 --peers names the python of a venv with wandb, tensorboard and transformers, --old that of one with neuraldbg 1.3.2.
 --write keeps the results (benchmarks/overhead/results.json) and makes docs/overhead.md and its plots from them.
@@ -26,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import growth
 import page
 from arms import BARE, CONTROL, OURS, peers
-from pairs import Outcome, compare
+from pairs import Much, Outcome, compare
 
 TURNS = {"mlp": (20, 300), "resnet": (4, 24), "gpt": (4, 24)}  # steps of a turn, and before the first
 SHORT_PAIRS = 12
@@ -38,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help=f"{SHORT_PAIRS} pairs of the MLP: whether it still works")
     parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--starts", type=int, default=5, help="of the processes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further pair is begun")
     parser.add_argument("--programs", nargs="*", default=list(TURNS))
     parser.add_argument("--arms", nargs="*", help="of all; by default ours and the peers that are there")
@@ -49,7 +52,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
     if chosen.short:
-        chosen.pairs, chosen.programs = SHORT_PAIRS, ["mlp"]
+        chosen.pairs, chosen.programs, chosen.starts = SHORT_PAIRS, ["mlp"], 1
     found: dict[str, object] = {}
     if chosen.growth:
         found["layers"] = growth.by_layers(growth.LAYERS, rounds=9, say=say)
@@ -61,7 +64,8 @@ def main() -> None:
         arms = [arm for arm in arms if arm.name in chosen.arms]
     for program in chosen.programs:
         compared = [BARE, *arms, CONTROL]
-        outcome = compare(program, compared, pairs=chosen.pairs, turn=TURNS[program], seconds=chosen.seconds, say=say)
+        much = Much(chosen.pairs, chosen.starts, chosen.seconds)
+        outcome = compare(program, compared, much, turn=TURNS[program], say=say)
         show(outcome)
         page.keep(outcome, found) if chosen.write else None
     if chosen.write:

@@ -36,7 +36,11 @@ class Arm:
 BARE = Arm("bare", "nothing: a process that never imported a debugger")
 CONTROL = Arm("control", "nothing: a second bare process")
 OURS = (
-    Arm("default", "everything, under a budget of 1 %", ("--budget", "1%")),
+    Arm(
+        "default",
+        "everything, under a budget of 1 %, a quarter of it for recording the first updates and some later ones",
+        ("--budget", "1%"),
+    ),
     Arm(
         "full",
         "every step: time, 9 statistics of outputs, their gradients, parameters, gradients, updates; all evidence",
@@ -47,6 +51,7 @@ OURS = (
         "everything, under a budget of 1 %, and what making any step again takes",
         ("--budget", "1%", "--record", "full"),
     ),
+    Arm("unrecorded", "everything, under a budget of 1 %, nothing recorded", ("--budget", "1%", "--record", "off")),
     Arm("off", "the ledger of calls, loss and facts for the diagnosis; no statistics", ("--budget", "off")),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from arms import Arm, Trainer
@@ -31,11 +31,20 @@ class Ratio:
         return f"{self.value:.3f} ({self.low:.3f}-{self.high:.3f})"
 
 
-def ratio_of(watched: Sequence[float], bare: Sequence[float]) -> Ratio:
-    """Both of one pair are drawn together: what the machine did to one it did to the other."""
+def ratio_of(watched: Sequence[float], bare: Sequence[float], starts: Sequence[int] = ()) -> Ratio:
+    """Both of one pair are drawn together: what the machine did to one it did to the other. `starts`: which start of
+    the processes a pair belongs to; with several of them, they are drawn first, and then the pairs of each."""
     ours, theirs = np.asarray(watched, float), np.asarray(bare, float)
-    drawn = np.random.default_rng(0).integers(0, len(ours), (RESAMPLES, len(ours)))
-    ratios = ours[drawn].sum(axis=1) / theirs[drawn].sum(axis=1)
+    chance = np.random.default_rng(0)
+    of_start = [np.flatnonzero(np.asarray(starts) == start) for start in sorted(set(starts))]
+    if len(of_start) < 2:
+        drawn = list(chance.integers(0, len(ours), (RESAMPLES, len(ours))))
+    else:
+        drawn = [
+            np.concatenate([chance.choice(of_start[one], len(of_start[one])) for one in which])
+            for which in chance.integers(0, len(of_start), (RESAMPLES, len(of_start)))
+        ]
+    ratios = [ours[pairs].sum() / theirs[pairs].sum() for pairs in drawn]
     low, high = np.quantile(ratios, (0.025, 0.975))
     return Ratio(float(ours.sum() / theirs.sum()), float(low), float(high), len(ours))
 
@@ -55,40 +64,71 @@ class Outcome:
         return steady and self.ratios[arm].half_width <= HALF_WIDTH * max(self.ratios[arm].value, 1.0)
 
 
+@dataclass(frozen=True)
+class Much:
+    """How much is measured. After `seconds` no further pair is begun. The processes are made anew so many times as
+    `starts` says: two of the same kind differ by some percent for as long as they live, by where their memory came to
+    lie."""
+
+    pairs: int
+    starts: int
+    seconds: float
+
+
+@dataclass
+class _Taken:
+    """CPU time of each pair by arm, of which start each pair is, and what the viewers took of a core."""
+
+    spent: dict[str, list[float]]
+    starts: list[int] = field(default_factory=list)
+    viewers: dict[str, list[float]] = field(default_factory=dict)
+
+    def ratio(self, arm: str, bare: str) -> Ratio:
+        return ratio_of(self.spent[arm], self.spent[bare], self.starts)
+
+
 def compare(
-    program: str, arms: Sequence[Arm], *, pairs: int, turn: tuple[int, int], seconds: float, say: Callable[[str], None]
+    program: str, arms: Sequence[Arm], much: Much, *, turn: tuple[int, int], say: Callable[[str], None]
 ) -> Outcome:
-    """The first of `arms` is the bare one. `turn` = steps of one, and how many come first and are not counted. After
-    `seconds` no further pair is begun."""
-    steps, warm = turn
-    taken: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    """The first of `arms` is the bare one. `turn` = steps of one, and how many come first and are not counted."""
+    taken = _Taken({arm.name: [] for arm in arms})
+    began = time.monotonic()
+    for start in range(much.starts):
+        left = (began + much.seconds * (start + 1) / much.starts) - time.monotonic()
+        _one_start(program, arms, (much.pairs // much.starts, left, turn), taken, start)
+        say(f"{program}: {len(taken.starts)} pairs, {_so_far(taken, arms)}")
+    bare = taken.spent[arms[0].name]
+    ratios = {arm.name: taken.ratio(arm.name, arms[0].name) for arm in arms[1:]}
+    shares = {name: sum(found) / len(found) for name, found in taken.viewers.items()}
+    return Outcome(program, turn[0], sum(bare) / len(bare) / (2 * turn[0]) / 1e6, ratios, shares)
+
+
+def _one_start(
+    program: str, arms: Sequence[Arm], much: tuple[int, float, tuple[int, int]], taken: _Taken, start: int
+) -> None:
+    pairs, seconds, (steps, warm) = much
+    until = time.monotonic() + seconds
     with ExitStack() as stack:
         trainers = [stack.enter_context(Trainer(arm, program)) for arm in arms]
         for trainer in trainers:
             trainer.steps(warm)
-        viewers = {trainer.arm.name: trainer.viewer_cpu_s() for trainer in trainers}
+        before = {trainer.arm.name: trainer.viewer_cpu_s() for trainer in trainers}
         began = time.monotonic()
         for number in range(pairs):
-            if number > 3 and time.monotonic() - began > seconds:
+            if number > 3 and time.monotonic() > until:
                 break
-            spent = dict.fromkeys(taken, 0.0)
+            spent = dict.fromkeys(taken.spent, 0.0)
             for trainer in (*trainers, *reversed(trainers)):
                 spent[trainer.arm.name] += trainer.steps(steps)
             for name, value in spent.items():
-                taken[name].append(value)
-            if number in (4, 19) or (number + 1) % 50 == 0:
-                say(f"{program}: {number + 1} pairs, {_so_far(taken, arms)}")
+                taken.spent[name].append(value)
+            taken.starts.append(start)
         passed = time.monotonic() - began
-        shares = {}
         for trainer in trainers:
-            before, after = viewers[trainer.arm.name], trainer.viewer_cpu_s()
-            if before is not None and after is not None:
-                shares[trainer.arm.name] = (after - before) / passed
-    bare = taken[arms[0].name]
-    ratios = {arm.name: ratio_of(taken[arm.name], bare) for arm in arms[1:]}
-    return Outcome(program, steps, sum(bare) / len(bare) / (2 * steps) / 1e6, ratios, shares)
+            first, last = before[trainer.arm.name], trainer.viewer_cpu_s()
+            if first is not None and last is not None:
+                taken.viewers.setdefault(trainer.arm.name, []).append((last - first) / passed)
 
 
-def _so_far(taken: dict[str, list[float]], arms: Sequence[Arm]) -> str:
-    bare = taken[arms[0].name]
-    return ", ".join(f"{arm.name} {ratio_of(taken[arm.name], bare)}" for arm in arms[1:])
+def _so_far(taken: _Taken, arms: Sequence[Arm]) -> str:
+    return ", ".join(f"{arm.name} {taken.ratio(arm.name, arms[0].name)}" for arm in arms[1:])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,7 +101,41 @@ def neuraldbg_1_3_2(program: Program, make: Make) -> Callable[[], None]:
     return watched
 
 
+def _session(program: Program) -> Any:
+    """Attached as people attach it; PYTHONPATH is not ours to set here."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from neuraldbg.debug import debug_session
+
+    return debug_session(program[0], output_dir=tempfile.mkdtemp(prefix="neuraldbg-peer-"), alert_log=False)
+
+
+def toolkit(program: Program, make: Make) -> Callable[[], None]:
+    """A debug session attached to the model, without hooks."""
+    session, step = _session(program), make(program)
+    return lambda: (step(), session)[0]
+
+
+def toolkit_hooks(program: Program, make: Make, *, matching: bool = True) -> Callable[[], None]:
+    """The same with 100 hooks of a pattern each: one for every layer, which inspects what it hands out at every
+    forward, and others that fit none."""
+    session = _session(program)
+    from neuraldbg.debug import HookAction, HookBuilder, HookTrigger
+
+    modules = program[0].named_modules()
+    layers = [name for name, module in modules if name and not any(True for _ in module.children())]
+    patterns = [f"^{name}$".replace(".", r"\.") for name in layers if matching][:100]
+    patterns += [rf"^absent{number}\.(attention|mlp).*" for number in range(100 - len(patterns))]
+    for pattern in patterns:
+        hook = HookBuilder(pattern).trigger(HookTrigger.EveryForward).action(HookAction.InspectTensor)
+        session.hooks.register_hook(hook.layer_patterns([pattern]).build())
+    step = make(program)
+    return lambda: (step(), session)[0]
+
+
 PEERS = {
+    "toolkit": toolkit,
+    "toolkit_hooks": toolkit_hooks,
+    "toolkit_hooks_elsewhere": partial(toolkit_hooks, matching=False),
     "naive": naive,
     "detect_anomaly": detect_anomaly,
     "profiler": profiler,
