@@ -128,6 +128,8 @@ def test_a_module_has_its_own_time_and_that_of_the_layers_inside(tmp_path: Path)
     inside = sum(told[f"block.{name}"]["self_ms"] for name in ("first", "second"))
     assert block["self_ms"] == pytest.approx(ms(books, "block", "block backward"), rel=0.15, abs=1.0)
     assert block["total_ms"] == pytest.approx(block["self_ms"] + inside, rel=0.02)
+    backward = sum(told[path]["self_backward_ms"] for path in ("block", "block.first", "block.second"))
+    assert block["backward_ms"]["mean"] == pytest.approx(backward, rel=0.02)  # with the layers inside, as its forward
     whole = ms(books, *(f"block{part}{way}" for part in ("", ".first", ".second") for way in ("", " backward")))
     assert block["total_ms"] == pytest.approx(whole, rel=0.15)
 

@@ -226,7 +226,17 @@ def test_a_layer_with_uneven_times_is_told() -> None:
         analyzer.record_layer_metrics("jumpy", {"execution_time": seconds})
     for name in "abc":
         analyzer.record_layer_metrics(name, {"execution_time": 0.01})
-    assert [one["type"] for one in analyzer.get_recommendations()] == ["compute", "variance"]
+    told = [(one["type"], one["priority"]) for one in analyzer.get_recommendations()]
+    assert told == [("compute", "medium"), ("variance", "low")]
+
+
+def test_a_layer_that_is_hardly_slower_than_the_others_is_no_urgent_matter() -> None:
+    analyzer = BottleneckAnalyzer()
+    for name, seconds in (("a", 0.0100), ("b", 0.0101)):
+        analyzer.record_layer_metrics(name, {"execution_time": seconds})
+    assert [(one["layer"], one["priority"]) for one in analyzer.get_recommendations()] == [("b", "low")]
+    analyzer.record_layer_metrics("b", {"execution_time": 0.1})
+    assert next((one["layer"], one["priority"]) for one in analyzer.get_recommendations()) == ("b", "medium")
 
 
 def test_nothing_measured_is_nothing_found() -> None:

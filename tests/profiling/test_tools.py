@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from neural.profiling import ProfilerManager, dashboard_integration, utils
+from neural.profiling import BottleneckAnalyzer, MemoryLeakDetector, ProfilerManager, dashboard_integration, utils
 from neural.profiling.cli import profiling
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def test_each_command_reads_an_exported_report(report: Path, words: list[str], e
 
 def test_two_reports_are_compared_and_a_wrong_file_is_named(report: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(profiling, ["compare", str(report), str(report)])
-    assert "speedup_percent 0.00" in done.output
+    assert "0.0 %" in done.output
     (tmp_path / "other.json").write_text("{}")
     refused = CliRunner().invoke(profiling, ["show-report", str(tmp_path / "other.json")])
     assert refused.exit_code == 1
@@ -91,6 +91,39 @@ def test_two_reports_are_compared_and_a_wrong_file_is_named(report: Path, tmp_pa
     written = CliRunner().invoke(profiling, ["summary", str(report), "-o", str(tmp_path / "s.txt")])
     assert written.exit_code == 0
     assert (tmp_path / "s.txt").read_text().startswith("Profiling report")
+
+
+COMMANDS = ("show-report", "bottlenecks", "memory-analysis", "gpu-stats", "summary", "compare")
+
+
+def test_every_command_fits_on_a_terminal(tmp_path: Path) -> None:
+    manager, path = ProfilerManager(), str(tmp_path / "report.json")
+    for name in ("encoder.layers.11.attention.output.dense" * 3, "fc", "fc"):
+        with manager.profile_layer(name):
+            sum(range(1000))
+    assert manager.distributed_profiler is not None
+    assert manager.memory_leak_detector is not None
+    for number in range(2):
+        manager.distributed_profiler.add_node_profile(f"node_{number}", {"total_time": 1.0 + number})
+    for number in range(30):
+        manager.memory_leak_detector.add_measurement(f"a layer with a long name {number}", 100.0 * number)
+    manager.export_report(path)
+    told = {}
+    for command in COMMANDS:
+        done = CliRunner().invoke(profiling, [command, path, *([path] if command == "compare" else [])])
+        assert done.exit_code == 0, done.output
+        assert max(map(len, done.output.splitlines())) <= 80
+        told[command] = done.output
+    assert "leak of" in told["memory-analysis"]
+    assert "Nodes: high load_imbalance" in told["show-report"]
+    refused = CliRunner().invoke(profiling, ["summary", path, "-o", str(tmp_path / "nowhere" / "s.txt")])
+    assert (refused.exit_code, "cannot write" in refused.output) == (1, True)
+
+
+def test_a_report_that_lacks_parts_is_told_without_them() -> None:
+    assert utils.format_profiling_report({}) == "Profiling report\n"
+    manager = ProfilerManager(enable_all=False)
+    assert utils.format_profiling_report(manager.get_comprehensive_report()) == "Profiling report\n"
 
 
 def test_every_view_is_made_from_what_the_manager_tells(report: Path) -> None:
@@ -110,7 +143,19 @@ def test_every_view_is_made_from_what_the_manager_tells(report: Path) -> None:
         "distributed": dashboard_integration.create_distributed_profiling_view(data["distributed_metrics"]),
         "timeline": dashboard_integration.create_execution_timeline(data["execution_history"]),
     }
+    detector, analyzer = MemoryLeakDetector(), BottleneckAnalyzer()
+    for level in range(20):
+        detector.add_measurement("fc", 10.0 * level)
+    for name, mb in (("fc", 900.0), ("conv", 1.0)):
+        analyzer.record_layer_metrics(name, {"execution_time": 0.1, "memory_usage": mb})
+    views |= {
+        "leaks": dashboard_integration.create_memory_leak_view(detector.get_summary()),
+        "bottlenecks": dashboard_integration.create_bottleneck_view(analyzer.get_bottlenecks()),
+        "recommendations": dashboard_integration.create_recommendations_view(analyzer.get_recommendations()),
+    }
     assert all(view["data"] for view in views.values()), views
+    assert views["bottlenecks"]["data"][0]["y"] == ["fc"]
+    assert views["leaks"]["data"][0]["y"] == [pytest.approx(190.0)]
     assert views["layer_profiling"]["data"][0]["error_y"]["array"]
     empty = [
         dashboard_integration.create_bottleneck_view([]),
