@@ -6,8 +6,9 @@ STAMP  := $(VENV)/.installed
 
 TRITON := $(VENV)/triton
 BACKENDS := .venv-backends
+ENGINES := .venv-engines
 
-.PHONY: demo test test-backends lint types page unit interpreted bench faults docs clean
+.PHONY: demo test test-backends test-engines lint types page unit interpreted bench faults docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -50,7 +51,18 @@ $(BACKENDS)/.installed: pyproject.toml constraints.txt constraints-backends.txt
 test-backends: export PYTHONPATH := $(CURDIR)
 test-backends: $(BACKENDS)/.installed
 	KERAS_BACKEND=tensorflow $(BACKENDS)/bin/python -m pytest tests/backends
-	KERAS_BACKEND=jax $(BACKENDS)/bin/python -m pytest tests/backends -k "not onnx"
+	KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BACKENDS)/bin/python -m pytest tests/backends -k "not onnx and not loops"
+
+# Ray and Spark in a place of their own: nobody needs them who does not have a cluster. Spark wants Java.
+$(ENGINES)/.installed: pyproject.toml constraints.txt constraints-engines.txt
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check -r constraints-engines.txt
+	touch $@
+
+test-engines: export PYTHONPATH := $(CURDIR)
+test-engines: $(ENGINES)/.installed
+	command -v java >/dev/null || { echo "test-engines: Spark needs Java (Debian: default-jre-headless)" >&2; exit 1; }
+	$(ENGINES)/bin/python -m pytest tests/engines
 
 # the CUDA kernels in Triton's interpreter, on the host. In a folder of its own: torch.compile would find it in .venv.
 # What only a device needs (ptxas and its like, a third of it) is taken away again.
@@ -65,18 +77,27 @@ interpreted: $(STAMP) $(TRITON)/.installed
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/queries.py
+	$(BIN)/python benchmarks/ranks.py
+	$(BIN)/python benchmarks/dsl_reading.py
 	$(BIN)/python benchmarks/kernels.py --rounds 7 --dtypes float32 bfloat16
 	$(BIN)/python benchmarks/step_cost.py --rounds 4
-	$(BIN)/python benchmarks/profile_cost.py --restarts 3 --pairs 5
+	$(BIN)/python benchmarks/profile_cost.py --starts 2 --pairs 8
 	$(BIN)/python benchmarks/profile_cost.py --calls
 	$(BIN)/python benchmarks/overhead --short --arms default full off
 
 faults: $(STAMP)
 	$(BIN)/python benchmarks/faults/score.py --patches
 
-docs: $(STAMP)
+# the extra `docs` by its names: by the extra, the package and its page would be built again
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt zensical mkdocstrings-python
+	touch $@
+
+# the pages that are made from the code, then the whole as a static site in build/docs/site; a broken link is an error
+docs: $(VENV)/.docs
 	$(BIN)/python -m neuraldbg.surfaces.cli.reference > docs/cli.md
 	$(BIN)/python -m neuraldbg.surfaces.reports.detector_pages docs/detectors
+	$(BIN)/python docs/site/build.py
 
 clean:
-	rm -rf $(VENV) $(BACKENDS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(BACKENDS) $(ENGINES) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

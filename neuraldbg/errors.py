@@ -19,11 +19,16 @@ NeuralDbgError
 |   |-- TraceTooNew
 |   `-- TraceDamaged
 |-- RunDirectoryError     a run directory that cannot be written
+|-- ExtraMissing          a package that only some commands need is not installed (exit code 4)
+|-- StoreError            an object store, or another place of data sets, that cannot be used now
+|   |-- StoreDenied       it does not let us
+|   `-- StoreNotFound     there is no such bucket, folder or object
 |-- StoppedOnNaN          a NaN or Inf stopped the training, as asked; raised before it reaches the weights
 |-- ChannelError          what the training process answered to a request, or that it did not
 |   |-- ChannelClosed     there is no training process (any more)
 |   `-- ChannelSilent     there is one, and it does not answer
 |-- NotPaused             a request that only a paused (or only a running) training can serve
+|-- NotNow                a request that the state of the run does not allow
 |-- NotRecorded           a past value that is no longer, or never was, stored
 `-- AlreadyRegistered     two plug-ins of one name
 """
@@ -160,8 +165,18 @@ class NotPaused(NeuralDbgError):
     pass
 
 
+class NotNow(NeuralDbgError):
+    pass
+
+
+ABORTED = "aborted from the debugger"
+
+
 class AbortedByUser(KeyboardInterrupt):
     """Leaves the training from a breakpoint as Ctrl-C would: `except Exception` does not hold it up."""
+
+    def __init__(self, said: str = ABORTED) -> None:
+        super().__init__(said)
 
 
 class TraceError(NeuralDbgError):
@@ -181,6 +196,29 @@ class TraceDamaged(TraceError):
 
 
 class RunDirectoryError(NeuralDbgError):
+    pass
+
+
+class ExtraMissing(NeuralDbgError):
+    exit_code = 4
+
+    def __init__(self, what: str, package: str, extra: str, why: str = "") -> None:
+        self.package, self.extra = package, extra
+        broken = f" ({why})" if why and "No module named" not in why else ""
+        super().__init__(
+            f"{what} needs {package}, which is not installed{broken}: pip install 'neural-debugger[{extra}]'"
+        )
+
+
+class StoreError(NeuralDbgError):
+    pass
+
+
+class StoreDenied(StoreError):
+    pass
+
+
+class StoreNotFound(StoreError):
     pass
 
 

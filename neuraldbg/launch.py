@@ -5,33 +5,50 @@ This process *is* the trainer: same pid, argv, working directory, stdin, stdout,
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neuraldbg.capture.attachment import Attachment, Plan, package_parent
+from neuraldbg.capture.attachment import NO_RECORDING, Attachment, Plan, package_parent
+from neuraldbg.capture.place import Place, place_of
+from neuraldbg.capture.torch.repeatable import fix_workspace
 from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import namesake_notes, refuse_namesake
-from neuraldbg.control.breakpoints import split_break
 from neuraldbg.control.channel import ChannelServer
 from neuraldbg.control.gate import Gate
-from neuraldbg.control.reach import open_line
-from neuraldbg.control.server_file import STAY
-from neuraldbg.errors import RunDirectoryError
-from neuraldbg.script import Outcome, Program, flush_streams, load_module, load_script, outcome_of
+from neuraldbg.control.reach import open_line, with_breakpoints
+from neuraldbg.control.together import Leader
+from neuraldbg.errors import RunDirectoryError, UsageError
+from neuraldbg.ranks.launchers import Launcher, is_launcher, launcher_program, script_of
+from neuraldbg.ranks.meeting import Note, find_run, launch_key, of_this_node
+from neuraldbg.ranks.member import plan_of, run_member
+from neuraldbg.ranks.nodes import run_of_another_node
+from neuraldbg.ranks.orders import Orders
+from neuraldbg.script import (
+    Outcome,
+    Program,
+    die_by_signal,
+    flush_streams,
+    hide_own_imports,
+    load_module,
+    load_script,
+    outcome_of,
+    wait_for_threads,
+)
 from neuraldbg.trace.rundir import create_run, new_run_info
+from neuraldbg.viewing import Viewer, say
 
-VIEWER_PATIENCE_S = 60.0
+SHIP_TO = "ship_to"  # among the settings of a run
+_NODE_RANK = re.compile(r"--node[-_]rank(=|$)|\d+$")  # or any number: its value may stand apart
 PAGE_OPTIONS = ("--push-every", "--history", "--points", "--theme", "--charts")
 
 
@@ -47,6 +64,8 @@ class Request:
     layers: tuple[str, ...] = ()
     max_disk_bytes: int = 2_000_000_000
     record_bytes: int = 0  # that a recording of every step may take; 0: none is made
+    record_share: float | None = None  # of the time: of more, steps are left out; None: every step is recorded
+    deterministic: bool = False  # repeatable kernels
     export: Path | None = None
     json: bool = False
     live: bool = True
@@ -75,37 +94,114 @@ def run(request: Request) -> int:
     for note in namesake_notes():
         print(f"neuraldbg: {note}", file=sys.stderr)
     own_path = list(sys.path)
-    program = _program(request)
-    budget = parse_budget(request.budget)
-    gate = _gate(request)
+    if request.deterministic:
+        fix_workspace()
+    if is_launcher(request.target, module=request.module):
+        return _run_launcher(request, own_path)
+    program, place = _program(request), place_of(os.environ)
+    if place is not None and not _leads(request, place):
+        return run_member(program, find_run(_launched(request), request.out))
+    share, gate = _share(request), _gate(request)
     run_dir = _run_directory(request)
-    viewer = Viewer(run_dir, request, own_path)
-    share = None if budget.full else float(budget.ratio)
+    viewer = Viewer(run_dir, _viewing(request), own_path, apart=place is not None)
     control = Control(run_dir, request, gate)
-    attachment = Attachment(_plan(run_dir, share, request, resources=viewer.running), gate=gate)
-    if gate is not None and request.record_bytes:
+    plan = _plan(run_dir, share, request, resources=viewer.running)
+    if place is not None:
+        plan = control.lead(_orders(request, plan), place)
+    attachment = Attachment(plan, gate=gate, place=place)
+    if gate is not None and plan.record_bytes:
         gate.past = partial(_look_back, attachment)
     attachment.start()
-    _hide_own_imports()
+    hide_own_imports()
     began = time.monotonic()
     outcome = program.run()
     if gate is not None and outcome.signal is not None:
         gate.retire()  # a thread that is held would be waited for
-    _wait_for_threads()
+    wait_for_threads()
     _tell(request, attachment)
-    attachment.close(
-        exit_code=outcome.exit_code,
-        error=outcome.error,
-        error_at=outcome.error_at,
-        duration_s=time.monotonic() - began,
-        signal=outcome.signal,
-    )
+    attachment.close(**_end(outcome, began))
     control.close()
     verdict = viewer.finish(stay=control.somebody_is_here and outcome.signal is None)
-    _die_by_signal(outcome)
-    if outcome.exit_code == 0 and request.fail_on is not None:
-        return verdict
-    return outcome.exit_code
+    return _code(request, outcome, verdict)
+
+
+def _leads(request: Request, place: Place) -> bool:
+    """The first rank makes the run. Of a run that is shipped every node has its own, and all go to one place: the nodes
+    need see nothing of each other."""
+    return place.rank == 0 or (SHIP_TO in request.settings and place.local_rank in (None, 0))
+
+
+def _launched(request: Request) -> Mapping[str, str]:
+    """The variables by which the processes of one run know each other."""
+    return of_this_node(os.environ) if SHIP_TO in request.settings else os.environ
+
+
+def _run_launcher(request: Request, own_path: list[str]) -> int:
+    """The launcher in this process, the ranks that it starts watched in theirs, one viewer for all."""
+    program = launcher_program(request.target, request.args, module=request.module)
+    share = _share(request)
+    joined = run_of_another_node(request.args, os.environ, request.out)
+    if joined is not None:
+        return _join_run(program, joined)
+    run_dir = _run_directory(request)
+    viewer = Viewer(run_dir, _viewing(request), own_path)
+    _orders(request, _plan(run_dir, share, request, resources=viewer.running)).write(run_dir)
+    launcher = Launcher(run_dir)
+    outcome = _ran(launcher, program)
+    at_terminal = request.port is not None and request.prompt is not None
+    verdict = viewer.finish(stay=at_terminal and outcome.signal is None)
+    return _code(request, outcome, verdict)
+
+
+def _join_run(program: Program, joined: tuple[Path, int]) -> int:
+    """Another node has the viewer and the verdict."""
+    say(f"the ranks of this node join {joined[0]}")
+    launcher = Launcher(joined[0], node=joined[1])
+    outcome = _ran(launcher, program)
+    flush_streams()
+    return die_as_it_did(outcome)
+
+
+def _ran(launcher: Launcher, program: Program) -> Outcome:
+    launcher.start()
+    hide_own_imports()
+    began = time.monotonic()
+    outcome = program.run()
+    wait_for_threads()
+    launcher.close(**_end(outcome, began))
+    return outcome
+
+
+def _end(outcome: Outcome, began: float) -> dict[str, Any]:
+    told = {"exit_code": outcome.exit_code, "error": outcome.error, "error_at": outcome.error_at}
+    return {**told, "duration_s": time.monotonic() - began, "signal": outcome.signal}
+
+
+def _code(request: Request, outcome: Outcome, verdict: int) -> int:
+    die_by_signal(outcome)
+    return verdict if outcome.exit_code == 0 and request.fail_on is not None else outcome.exit_code
+
+
+def _share(request: Request) -> float | None:
+    budget = parse_budget(request.budget)
+    return None if budget.full else float(budget.ratio)
+
+
+def _orders(request: Request, plan: Plan) -> Orders:
+    """For the other processes of a run that has several."""
+    if plan.record_bytes and plan.record_share is None:
+        say(NO_RECORDING)
+    return Orders(
+        replace(plan, record_bytes=0),
+        key=launch_key(_launched(request)),
+        breaking=request.breaking,
+        pausing=request.pausing,
+        breakpoints=request.breakpoints,
+        break_on=request.break_on,
+        step=request.step,
+        serve=request.serve,
+        served=request.port is not None,
+    )
 
 
 def _look_back(attachment: Attachment, *asked: Any) -> dict[str, Any]:
@@ -117,19 +213,22 @@ def _look_back(attachment: Attachment, *asked: Any) -> dict[str, Any]:
 def profile(request: Request, *, memory: bool) -> tuple[Outcome, Path]:
     """Run the target to its end with its layers and phases timed and nothing else: no viewer, no page, no gate."""
     refuse_namesake()
+    if is_launcher(request.target, module=request.module):
+        raise UsageError(
+            f"neural profile runs one process; neural debug {request.target} ... records every rank, and "
+            "neural profile RUN shows what was timed in it"
+        )
     program = _program(request)
-    budget = parse_budget(request.budget)
+    share = _share(request)
     run_dir = _run_directory(request)
-    share = None if budget.full else float(budget.ratio)
     attachment = Attachment(replace(_plan(run_dir, share, request, resources=True), profile=True, memory=memory))
     attachment.start()
-    _hide_own_imports()
+    hide_own_imports()
     began = time.monotonic()
     outcome = program.run()
-    _wait_for_threads()
+    wait_for_threads()
     _tell(request, attachment)
-    end = {"exit_code": outcome.exit_code, "error": outcome.error, "error_at": outcome.error_at}
-    attachment.close(**end, duration_s=time.monotonic() - began, signal=outcome.signal)
+    attachment.close(**_end(outcome, began))
     flush_streams()
     return outcome, run_dir
 
@@ -143,14 +242,15 @@ def fresh_process(words: Sequence[str], path: Sequence[str]) -> int:
 
 def die_as_it_did(outcome: Outcome) -> int:
     """The script's own exit code; a script that Ctrl-C ended takes us with it."""
-    _die_by_signal(outcome)
+    die_by_signal(outcome)
     return outcome.exit_code
 
 
 def _plan(run_dir: Path, share: float | None, request: Request, *, resources: bool) -> Plan:
+    own = request.record_share or 0.0  # both together stay within the budget
     return Plan(
         str(run_dir),
-        share,
+        share and max(share - own, 0.0),
         request.layers,
         request.max_disk_bytes,
         stop_on_nan=request.alert_on_nan,
@@ -158,7 +258,17 @@ def _plan(run_dir: Path, share: float | None, request: Request, *, resources: bo
         focus=tuple(request.settings.get("focus", ())),
         resources=resources,
         record_bytes=request.record_bytes,
+        record_share=request.record_share,
+        deterministic=request.deterministic,
+        pausable=_pausable(request),
     )
+
+
+def _pausable(request: Request) -> str | None:
+    """How ranks that the script spawns can be held, where somebody could let them go again."""
+    if not (request.breaking and request.serve and request.port is not None):
+        return None
+    return json.dumps({name: getattr(request, name) for name in ("pausing", "breakpoints", "break_on", "step")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,27 +295,6 @@ def _program(request: Request) -> Program | ModelProgram:
     return load_script(request.target, request.args)
 
 
-def _hide_own_imports() -> None:
-    """A user may have a click.py of their own: what we imported for ourselves is not in the way of their import."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "click"]:
-        del sys.modules[name]
-
-
-def _wait_for_threads() -> None:
-    """Python waits for non-daemon threads before it ends; training may go on in one of them."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-
-
-def _die_by_signal(outcome: Outcome) -> None:
-    """A script ended by Ctrl-C dies of SIGINT, so that shells see what they expect."""
-    if outcome.signal is not None and hasattr(signal, "raise_signal"):
-        flush_streams()
-        signal.signal(outcome.signal, signal.SIG_DFL)
-        signal.raise_signal(signal.Signals(outcome.signal))
-
-
 # -- control -----------------------------------------------------------------------------------------------------------
 
 
@@ -213,12 +302,7 @@ def _gate(request: Request) -> Gate | None:
     """With its first breakpoints: a mistake in one is told before anything is begun."""
     if not request.breaking:
         return None
-    gate = Gate(pausing=request.pausing, say=_say)
-    for text in request.breakpoints:
-        layer, phase, condition = split_break(text)
-        gate.breakpoints.add(layer, condition, phase=phase)
-    for kind in request.break_on:
-        gate.break_on(kind)
+    gate = with_breakpoints(Gate(pausing=request.pausing, say=say), request.breakpoints, request.break_on)
     gate.prompt = request.prompt
     return gate
 
@@ -227,9 +311,9 @@ class Control:
     """The gate of this process in a run, and the line over which a server reaches it."""
 
     def __init__(self, run_dir: Path, request: Request, gate: Gate | None) -> None:
-        self._run_dir, self._gate = run_dir, gate
+        self._run_dir, self._gate, self._launched = run_dir, gate, _launched(request)
         self._served, self._at_terminal = request.port is not None, request.prompt is not None
-        self._line: ChannelServer | None = None
+        self._parts: list[Note | Leader | ChannelServer] = []  # closed in reverse
         if gate is None:
             return
         gate.run_dir = run_dir
@@ -240,9 +324,17 @@ class Control:
 
     def _open_line(self, gate: Gate) -> None:
         try:
-            self._line = open_line(gate, self._run_dir, served=self._served)
+            self._parts.append(open_line(gate, self._run_dir, served=self._served))
         except OSError as error:
-            _say(f"nobody can reach this run from outside: {error}")
+            say(f"nobody can reach this run from outside: {error}")
+
+    def lead(self, orders: Orders, place: Place) -> Plan:
+        """This process is the first of several that somebody else launched: the others find the run through it."""
+        orders.write(self._run_dir)
+        self._parts.append(Note(self._run_dir, self._launched))
+        if self._gate is not None and orders.may_pause and place.world_size > 1:
+            self._parts.append(Leader(self._gate, self._run_dir))
+        return plan_of(orders, place, leads=True)
 
     @property
     def somebody_is_here(self) -> bool:
@@ -253,24 +345,33 @@ class Control:
         for one in self._gate.breakpoints if self._gate is not None else ():
             if one.hit_count > one.trigger_count:
                 times = f"{one.hit_count} times" if one.hit_count > 1 else "once"
-                _say(f"breakpoint {one.id} ({one.spec.layer}) was hit {times} and stopped {one.trigger_count}")
-        if self._line is not None:
-            self._line.close()
-
-
-def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # the terminal is gone, or the script has closed it
-        print(f"neuraldbg: {text}", file=sys.stderr, flush=True)
+                say(f"breakpoint {one.id} ({one.spec.layer}) was hit {times} and stopped {one.trigger_count}")
+        while self._parts:
+            self._parts.pop().close()
 
 
 # -- the run directory -------------------------------------------------------------------------------------------------
+
+
+def _shipped_with(request: Request, *, launched: bool) -> dict[str, Any]:
+    """What nodes that ship to one place together have in common, so that none takes the others for another run."""
+    place = place_of(os.environ)
+    if SHIP_TO not in request.settings or not (launched or place):
+        return {}
+    words = " ".join(word for word in request.args if not _NODE_RANK.match(word)) if launched else ""
+    key = f"{launch_key(os.environ)} {words}".strip()
+    return {"ship_launch": key, "ship_first": place is None or place.rank == 0}
 
 
 def _run_directory(request: Request) -> Path:
     """Where the run is recorded. A place that cannot be written must not stop a training: a temporary one is taken,
     and said."""
     command = ("-m", request.target, *request.args) if request.module else (request.target, *request.args)
-    info = new_run_info(command, script=request.target, budget=request.budget, settings=request.settings)
+    launched = is_launcher(request.target, module=request.module)
+    script = (script_of(request.args) if launched else None) or request.target
+    settings = {**request.settings, **_shipped_with(request, launched=launched)}
+    given: dict[str, Any] = {"settings": settings, "deterministic": request.deterministic}
+    info = new_run_info(command, script=script, budget=request.budget, **given)
     try:
         return create_run(info, out=request.out)
     except RunDirectoryError as error:
@@ -283,108 +384,17 @@ def _run_directory(request: Request) -> Path:
         return create_run(info, out=place)
 
 
+def _viewing(request: Request) -> list[str]:
+    """The words for the viewer."""
+    words = ["--max-disk", str(request.max_disk_bytes)]
+    words += ["--live"] if request.live else []
+    words += ["--eager"] if request.break_on else []
+    words += ["--export", str(request.export)] if request.export else []
+    words += ["--json"] if request.json else []
+    words += ["--fail-on", request.fail_on] if request.fail_on else []
+    return [*words, *(_page_options(request) if request.port is not None else [])]
+
+
 def _page_options(request: Request) -> list[str]:
     own = ["--host", request.host, "--port", str(request.port), *(["--browser"] if request.browser else [])]
     return [*own, *(f"{name}={value}" for name, value in zip(PAGE_OPTIONS, request.page, strict=True))]
-
-
-# -- the viewer --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """The viewer inherits the block: a Ctrl-C while it is still starting does not end it. Ours comes a moment later."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class Viewer:
-    """The child that reports. It learns of our end, however we end, from a pipe that only we hold open."""
-
-    def __init__(self, run_dir: Path, request: Request, path: list[str]) -> None:
-        reading, self._writing = os.pipe()
-        options = ["--parent-fd", str(reading), "--max-disk", str(request.max_disk_bytes)]
-        options += ["--live"] if request.live else []
-        options += ["--eager"] if request.break_on else []
-        options += ["--export", str(request.export)] if request.export else []
-        options += ["--json"] if request.json else []
-        options += ["--fail-on", request.fail_on] if request.fail_on else []
-        options += _page_options(request) if request.port is not None else []
-        search = [*(entry for entry in path if entry not in ("", os.getcwd())), package_parent()]
-        code = f"import sys; sys.path[:] = {search!r}; from neuraldbg.surfaces.viewer import main; sys.exit(main())"
-        self._command = [sys.executable, "-c", code, str(run_dir), *options]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._start(self._command, reading)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._let_go)
-
-    def _start(self, command: list[str], reading: int) -> None:
-        try:
-            with _interrupts_held():
-                self._process = subprocess.Popen(command, pass_fds=(reading,), stdin=subprocess.DEVNULL)
-        except OSError as error:
-            print(f"neuraldbg: no verdict will be printed, the viewer did not start: {error}", file=sys.stderr)
-        finally:
-            os.close(reading)
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None
-
-    def _second(self, by: int) -> int:
-        """Somebody has killed the viewer: another one has the last word. The first could not give the bottom row
-        back."""
-        if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
-            sys.stderr.write("\x1b7\x1b[r\x1b8\x1b[J")
-        _say(f"the viewer was killed ({signal.Signals(-by).name}); the verdict comes from another one")
-        reading, writing = os.pipe()
-        at = self._command.index("--parent-fd") + 1
-        kept = [word for word in self._command if word != "--live"]
-        self._start([*kept[:at], str(reading), *kept[at + 1 :]], reading)
-        os.close(writing)
-        assert self._process is not None
-        return self._process.wait(VIEWER_PATIENCE_S)
-
-    def _farewell(self) -> int:
-        """Wait for Ctrl-C, whatever the script has made of it."""
-        assert self._process is not None
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return self._process.wait()
-        except KeyboardInterrupt:
-            self._process.terminate()
-            return self._process.wait(VIEWER_PATIENCE_S)
-        finally:
-            signal.signal(signal.SIGINT, handler)
-
-    def _let_go(self) -> None:
-        """A forked worker must not keep the pipe open after us."""
-        if self._writing >= 0:
-            os.close(self._writing)
-            self._writing = -1
-
-    def finish(self, *, stay: bool = False) -> int:
-        """Close our end, wait for the report, and return the viewer's exit code (0, or 6 and 7 by --fail-on). With
-        `stay`, somebody is at this terminal: the page stays until Ctrl-C."""
-        flush_streams()
-        if self._process is None:
-            self._let_go()
-            return 0
-        if stay and self._process.poll() is None:
-            with suppress(OSError):  # it went in this very moment
-                os.write(self._writing, STAY)
-        self._let_go()
-        try:
-            code = self._farewell() if stay else self._process.wait(VIEWER_PATIENCE_S)
-            return max(code if code >= 0 else self._second(code), 0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            print("neuraldbg: the viewer did not finish in time; `neural report` prints the verdict", file=sys.stderr)
-            return 0

@@ -42,6 +42,7 @@ class SiteKind(Enum):
     LOADER = "loader"
     LOSS = "loss"
     SERIES = "series"  # a named scalar: loss, lr, grad_norm, ...
+    COLLECTIVE = "collective"  # all_reduce, broadcast, ...; its op is the process group
 
 
 class Call(Enum):
@@ -64,6 +65,9 @@ class Call(Enum):
     GRAD_STALE = "grad_stale"  # at backward entry after an update: value = share of old gradients that are not zero
     AUTOGRAD_GRAD = "autograd_grad"  # torch.autograd.grad: a backward that is no micro-step
     PASS_RECOMPUTED = "pass_recomputed"  # activation checkpointing ran a forward again inside backward
+    COLLECTIVE = "collective"  # those of one kind since the last update: value = bytes, aux = calls
+    DIGEST_WEIGHT = "digest_weight"  # digest = hash of a parameter as an update found it
+    DIGEST_GRADIENT = "digest_gradient"  # and of the gradient that the update was given
 
 
 class Severity(Enum):
@@ -89,6 +93,7 @@ class Site:
     parameters: int | None = None  # elements owned directly (module), all (model), own (parameter)
     flops: int | None = None  # of one forward call at the first shape seen
     rank: int = 0
+    input_shape: tuple[int, ...] | None = None  # of the first tensor that went into a module, the first time
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +225,7 @@ class RunInfo:
     ended: bool = False
     error: str | None = None  # last line of the exception that ended the script
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the analysis, where the user gave some
+    deterministic: bool = False  # repeatable kernels were asked for
 
     @property
     def interrupted(self) -> bool:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def load_script(target: str, args: tuple[str, ...]) -> Program:
 
 def _similar(path: Path) -> str:
     folder = path.parent
-    known = [item.name for item in folder.glob("*.py")] if folder.is_dir() else []
+    known = [each.name for ending in ("py", "neural", "nr", "rnr") for each in folder.glob(f"*.{ending}")]
     close = nearest(path.name, known, 1)
     return f"; did you mean {str(folder / close[0]) if str(folder) != '.' else close[0]!r}?" if close else ""
 
@@ -135,7 +136,10 @@ def _uncaught(error: BaseException) -> Outcome:
     if isinstance(error, StoppedOnNaN):
         print(f"neuraldbg: stopped before the update: {error}", file=sys.stderr)
         return Outcome(STOPPED, f"StoppedOnNaN: {error}", error_at=_last_line(error.__traceback__))
-    _show(error)
+    if isinstance(error, AbortedByUser):
+        print("neuraldbg: the training was ended from the debugger", file=sys.stderr)
+    else:
+        _show(error)
     last = traceback.format_exception_only(type(error), error)[-1].strip()
     if isinstance(error, AbortedByUser):
         return Outcome(130, f"KeyboardInterrupt: {error}", int(signal.SIGINT))
@@ -205,3 +209,24 @@ def flush_streams() -> None:
             stream.flush()
         except (ValueError, OSError, AttributeError):
             pass  # closed, replaced by None, or its reader is gone
+
+
+def hide_own_imports() -> None:
+    """A user may have a click.py of their own: what we imported for ourselves is not in the way of their import."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "click"]:
+        del sys.modules[name]
+
+
+def wait_for_threads() -> None:
+    """Python waits for non-daemon threads before it ends; training may go on in one of them."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def die_by_signal(outcome: Outcome) -> None:
+    """A script ended by Ctrl-C dies of SIGINT, so that shells see what they expect."""
+    if outcome.signal is not None and hasattr(signal, "raise_signal"):
+        flush_streams()
+        signal.signal(outcome.signal, signal.SIG_DFL)
+        signal.raise_signal(signal.Signals(outcome.signal))

@@ -16,6 +16,8 @@ MAY_IMPORT = {  # DESIGN.md, "The house"
     "control": BASE,
     "capture": BASE | {"trace"},
     "analysis": BASE | {"trace"},
+    "store": BASE | {"trace"},
+    "fleet": BASE | {"trace", "store", "analysis"},
     "replay": BASE | {"script", "trace", "capture", "analysis"},
     "dsl": BASE,
     "dsl.build": BASE | {"dsl"},
@@ -23,8 +25,11 @@ MAY_IMPORT = {  # DESIGN.md, "The house"
     "debug": BASE | {"trace", "capture", "analysis", "session", "surfaces"},
     "session": BASE | {"trace", "control", "capture", "analysis", "replay"},
     "script": BASE,
-    "launch": BASE | {"script", "trace", "control", "capture", "session", "dsl", "dsl.build", "dsl.train"},
-    "surfaces": BASE | {"trace", "control", "analysis"},
+    "viewing": BASE | {"script", "control", "capture"},
+    "ranks": BASE | {"viewing", "script", "trace", "control", "capture"},
+    "launch": BASE
+    | {"viewing", "ranks", "script", "trace", "control", "capture", "session", "dsl", "dsl.build", "dsl.train"},
+    "surfaces": BASE | {"trace", "control", "analysis", "store", "fleet"},
 }
 FRONTS = {"neuraldbg", "__main__", "compat", "cli", "neural"}  # may import every room
 FRAMEWORKS = frozenset(

@@ -50,6 +50,12 @@ PATCHABLE = (
     ("torch.amp.grad_scaler", "GradScaler._unscale_grads_"),
     ("torch.utils.data.dataloader", "DataLoader.__iter__"),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__"),
+    ("torch.distributed", "all_reduce"),
+    ("torch.distributed.distributed_c10d", "init_process_group"),
+    ("torch.distributed", "Work.wait"),
+    ("torch.distributed.device_mesh", "DeviceMesh.__init__"),
+    ("torch.nn.parallel", "DistributedDataParallel.__init__"),
+    ("subprocess", "Popen.__init__"),
     ("multiprocessing.spawn", "get_preparation_data"),
     ("os", "fork"),
     ("os", "_exit"),
@@ -59,6 +65,7 @@ PATCHABLE = (
 )
 TOOL_FOLDERS = {"__pycache__"}
 PERMANENT_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+NOT_OURS = {"tqdm_monitor"}  # torch.compile shows progress where tqdm is installed
 PATIENCE_S = 2.0  # a thread or a process that was told to stop may need a moment
 
 
@@ -78,7 +85,7 @@ class Leftovers:
         return cls(
             hooks=_hooks(),
             functions=_functions(),
-            threads={thread.ident or 0: thread.name for thread in threading.enumerate()},
+            threads={each.ident or 0: each.name for each in threading.enumerate() if each.name not in NOT_OURS},
             sockets=_sockets(),
             children=_children(),
             files=frozenset(name for name in os.listdir(cwd) if not name.startswith(".")),

@@ -151,3 +151,12 @@ def train(
         run.scalar("grad_norm", step, 0.4)
         run.scalar("step_time_s", step, 0.01)
     run.writer.fact("overhead", ratio=0.0093, sampled_steps=20, total_steps=steps, own_s=0.1, run_s=12.5)
+
+
+def two_runs(folder: Path) -> Path:
+    """A working directory with two finished runs, `good` and, newer, `broken`."""
+    for name, nan_from in (("good", None), ("broken", 33)):
+        with made_run(folder / "neuraldbg_runs" / name) as run:
+            train(run, nan_from=nan_from)
+            run.end(steps=50)
+    return folder

@@ -41,23 +41,28 @@ IN_EFFECT = frozenset(
         "breakpoints.enabled",
         "breakpoints.pause_on_condition",
         "budget",
+        "cache_dir",
         "dashboard.browser",
         "dashboard.charts",
         "dashboard.enabled",
         "dashboard.max_history",
         "dashboard.refresh_rate",
         "dashboard.theme",
+        "deterministic",
         "fail_on",
         "headless",
         "history.anomaly",
         "history.inspector",
         "host",
         "layers",
+        "max_cache",
         "max_disk",
         "out",
         "port",
         "record",
         "record_memory",
+        "ship_every",
+        "ship_rest",
         "thresholds.activation",
         "thresholds.exploding",
         "thresholds.vanishing",
@@ -136,15 +141,26 @@ class Config:
     )
     out: Path | None = field(
         default=None,
-        metadata=about(values.optional(values.PATH, "absent: neuraldbg_runs/"), "directory of the run", "--out"),
+        metadata=about(
+            values.optional(values.PATH, "absent: neuraldbg_runs/"),
+            "directory of the run, or the URL of an object store to ship it to",
+            "--out",
+        ),
+    )
+    ship_every: float = field(
+        default=60.0, metadata=about(values.SECONDS, "seconds that rows wait at most before they are shipped")
+    )
+    ship_rest: float = field(
+        default=25.0,
+        metadata=about(values.SECONDS, "seconds after the run in which the rest is shipped; 50 at most"),
     )
     max_disk: int = field(
         default=2_000_000_000,
         metadata=about(values.SIZE, "disk a run may take; the oldest part goes first", "--max-disk"),
     )
     record: str = field(
-        default="off",
-        metadata=about(values.RECORDING, "keep what making any step again needs (neural replay)", "--record"),
+        default="auto",
+        metadata=about(values.RECORDING, "keep what making steps again needs (neural replay)", "--record"),
     )
     record_memory: int = field(
         default=512_000_000,
@@ -183,7 +199,11 @@ class Config:
     )
     cache_dir: Path | None = field(
         default=None,
-        metadata=about(values.optional(values.PATH, "absent: the user's cache"), "where built kernels are kept"),
+        metadata=about(values.optional(values.PATH, "absent: the user's cache"), "where fetched runs are kept"),
+    )
+    max_cache: int = field(
+        default=2_000_000_000,
+        metadata=about(values.SIZE, "disk that runs fetched from elsewhere may take; the least used go first"),
     )
     dashboard: Dashboard = field(default_factory=Dashboard)
     breakpoints: Breakpoints = field(default_factory=Breakpoints)

@@ -21,6 +21,8 @@ UNITS = DECIMAL_UNITS | BINARY_UNITS | SHORT_UNITS
 SIZE_TEXT = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?([A-Za-z]{0,3})", re.ASCII)
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}
+RECORDING_SHARE = 0.25  # of the budget
+ONE_PERCENT = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Budget:
     @property
     def off(self) -> bool:
         return self.ratio == 0
+
+    @property
+    def for_recording(self) -> float:
+        """Of the time, for a recording that leaves steps out; where every step is watched in full, as by default."""
+        return RECORDING_SHARE * (ONE_PERCENT if self.full else self.ratio)
 
     def __str__(self) -> str:
         if self.full:
@@ -176,13 +183,15 @@ def choice(*names: str, also: dict[str, str] | None = None) -> Form:
 def _recording(value: object) -> str:
     """YAML reads a bare `off` as false."""
     word = value.strip().lower() if isinstance(value, str) else value
+    if word == "auto":
+        return "auto"
     if value is True or word == "full":
         return "full"
     if value is False or word == "off":
         return "off"
     if isinstance(word, str) and word in TRUE_WORDS | FALSE_WORDS:
         return "full" if word in TRUE_WORDS else "off"
-    raise refused("full or off", value)
+    raise refused("full, auto or off", value)
 
 
 def names(expected: str, *, separator: str | None, known: Sequence[str] = ()) -> Form:
@@ -233,7 +242,7 @@ def _positive_size(value: object) -> int:
     return size
 
 
-RECORDING = Form("full or off", _recording)
+RECORDING = Form("full, auto or off", _recording)
 BOOLEAN = Form("true or false", _boolean)
 BUDGET = Form("a share such as 1% or 0.01, `full` or `off`", parse_budget)
 COUNT = integer("a whole number above zero", 1, 2**53)

@@ -18,7 +18,10 @@ import pytest
 from neural.dashboard import dashboard
 from neural.dashboard.dashboard import get_trace_data, update_dashboard_data, update_profiling_data
 from neuraldbg.analysis.profile import flame, layer_times
+from neuraldbg.analysis.profile_report import profile_of
+from neuraldbg.analysis.profile_views import views_of
 from neuraldbg.errors import UsageError
+from neuraldbg.surfaces.reports.profile_page import html_of
 from neuraldbg.trace import Trace, open_trace
 from neuraldbg.trace.rollup import series
 
@@ -164,13 +167,51 @@ def test_profiling_data_is_merged_by_its_known_names() -> None:
     update_profiling_data({"layer_stats": {"a": {"mean_time": 1.0}}, "timestamp": 3.0})
     update_profiling_data({"bottlenecks": [{"layer": "a"}]})
     assert dashboard.PROFILING_DATA == {"layer_stats": {"a": {"mean_time": 1.0}}, "bottlenecks": [{"layer": "a"}]}
-    update_profiling_data({"execution_history": ["x" * 1000] * 200})
     with the_run() as trace:
         facts = trace.facts("profiling_data")
     assert facts[0]["layer_stats"] == {"a": {"mean_time": 1.0}}
-    assert facts[2]["left_out"] == ["execution_history"]
     with pytest.raises(UsageError, match="dict"):
         update_profiling_data([1])  # type: ignore[arg-type]
+
+
+def test_a_profile_of_many_calls_is_kept_as_far_as_the_page_shows_it() -> None:
+    taken = [{"layer": "fc", "timestamp": float(n), "cpu_memory_mb": 100.0 + n} for n in range(5000)]
+    layers = {f"layer_{n}": {"mean_time": n / 1e3, "execution_times": [0.1] * 1000} for n in range(300)}
+    update_profiling_data({"execution_history": taken, "memory_snapshots": taken, "layer_stats": layers})
+    assert len(dashboard.PROFILING_DATA["execution_history"]) == 5000
+    with the_run() as trace:
+        views = {view["name"]: view for view in views_of(profile_of(trace), {})}
+    (table,) = views["layers"]["charts"]
+    assert table["rows"][0][:3] == ["layer_299", None, pytest.approx(299.0)]
+    assert len(table["rows"]) == 200
+    (curve,) = views["memory"]["charts"]
+    assert curve["lines"][0]["values"][0] == pytest.approx(100 * 2**20)
+    assert curve["lines"][0]["values"][-1] == pytest.approx(5099 * 2**20)
+
+
+def test_what_is_told_in_another_shape_costs_its_own_row_and_no_other() -> None:
+    update_profiling_data({
+        "recommendations": ["use a larger batch", 7, {"layer": "fc", "recommendation": "compile it"}],
+        "bottlenecks": [{"layer": "fc", "bottleneck_type": ["compute"], "overhead_percentage": float("nan")}, "slow"],
+        "layer_stats": {"fc": {"mean_time": np.float32(0.5), "std_time": None}, "conv": "fast"},
+        "memory_snapshots": 3,
+        "gpu_metrics": [{"gpu_utilization_percent": "high"}],
+        "memory_leak_summary": {"leaks": [{"increase_mb": 3}]},
+        "distributed_metrics": {"load_balance": {"node_times": {"a": 1.0}}, "communication": []},
+        "backend_comparison": {"layer_comparisons": {"fc": {}}, "backends": "onnx"},
+    })  # fmt: skip
+    with the_run() as trace:
+        views = {view["name"]: view for view in views_of(profile_of(trace), {})}
+        page = html_of(profile_of(trace))
+    (table,) = views["bottlenecks"]["charts"]
+    assert [row[1:4] for row in table["rows"]] == [
+        ["compute", "fc", None],
+        [None, None, "use a larger batch"],
+        [None, "fc", "compile it"],
+    ]
+    assert views["layers"]["charts"][0]["rows"] == [["fc", None, 500.0, None, None, None]]
+    assert views["ranks"]["charts"][0]["rows"] == [["a", 1.0, 1.0]]
+    assert "use a larger batch" in page
 
 
 def test_a_model_may_be_told() -> None:

@@ -15,12 +15,13 @@ MB = 1_000_000
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)
 def test_a_hundred_thousand_steps_take_no_more_memory_than_ten_thousand(
     torch_server: ForkServer, tmp_path: Path
 ) -> None:
     program = str(FOLDER / "bad" / "many_steps.py")
     options = ["--headless", "--max-disk", "20MB", "--out", "run"]
-    result = torch_server.neural("debug", *options, program, "--steps", str(STEPS), cwd=tmp_path, timeout=280)
+    result = torch_server.neural("debug", *options, program, "--steps", str(STEPS), cwd=tmp_path, timeout=600)
     assert result.code == 0, result.stderr
     resident = {int(step): int(size) for _, step, size in map(str.split, result.stdout.splitlines())}
     assert resident[STEPS] - resident[STEPS // 10] < 20 * MB
