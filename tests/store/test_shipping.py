@@ -24,7 +24,7 @@ from neuraldbg.store.counters import read_counters
 from neuraldbg.store.importing import import_run
 from neuraldbg.store.manifest import open_dataset
 from neuraldbg.store.places import open_place
-from neuraldbg.store.shipping import Refused, Shipper
+from neuraldbg.store.shipping import LEAST_LONGEST_S, Refused, Shipper
 from neuraldbg.trace import TraceWriter, open_trace
 from neuraldbg.trace.tables import TABLES
 
@@ -139,8 +139,9 @@ def test_pauses_between_tries_grow(tmp_path: Path, bucket: str, gate: Gateway, m
 
     assert shipper.finish(seconds=600, pause=pause)
     assert len(pauses) == 5
-    assert pauses == sorted(pauses)
+    assert pauses[:4] == sorted(pauses[:4])  # twice as long each time, with a little chance, up to the longest
     assert pauses[-1] > 4 * pauses[0]
+    assert max(pauses) <= 1.25 * LEAST_LONGEST_S
 
 
 def test_a_second_viewer_goes_on_where_the_first_was_killed(tmp_path: Path) -> None:

@@ -62,11 +62,9 @@ def test_the_loss_is_that_of_the_very_step_also_in_a_long_run(page: Any, runs: d
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_pause_takes_one_line(running: Any, width: int) -> None:
     running.set_viewport_size({"width": width, "height": 900})
-    before = running.locator("header").bounding_box()["height"]
     place = pause(running)
     place.wait_for()
-    after = running.locator("header").bounding_box()["height"]
-    assert after - before <= 60
+    assert place.bounding_box()["height"] <= (60 if width < 700 else 30)  # on a narrow screen its values wrap below
     look(running, f"paused-{width}-dark")
     assert running.evaluate("document.documentElement.scrollWidth") <= width
 
