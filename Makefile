@@ -38,8 +38,11 @@ page: $(STAMP)
 	cd web && npm install --no-save --no-audit --no-fund --loglevel=error
 	cd web && npm run --silent lint && npm run --silent check && npm run --silent test && npm run --silent build
 
+# Real processes, browsers and kills beside each other on two cores: what fails is shown, and run once more by itself,
+# where it has to pass.
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile || { test $$? -eq 1 && \
+	echo "=== once more, by themselves ===" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 # TensorFlow, JAX and ONNX Runtime in a place of their own: they want other packages than PyTorch does
 $(BACKENDS)/.installed: pyproject.toml constraints.txt constraints-backends.txt

@@ -284,6 +284,21 @@ def test_a_debugged_run_has_the_times_it_measured(torch_server: ForkServer, tmp_
     assert {one["path"] for one in found["layers"]} >= {"body.0", "head"}
 
 
+def test_a_neural_file_is_trained_as_long_as_was_asked(torch_server: ForkServer, tmp_path: Path) -> None:
+    layers = 'Dense(8, activation="relu")\n Output(3, activation="softmax")'
+    rest = 'loss: "categorical_crossentropy"\n optimizer: Adam(learning_rate=0.01)\n train { epochs: 1 batch_size: 64 }'
+    (tmp_path / "small.neural").write_text(f"network Small {{ input: (6,)\n layers:\n {layers}\n {rest} }}")
+    steps = []
+    for words in ((), ("--epochs", "3"), ("--batch-size", "32")):
+        given = ("profile", "--json", "--out", f"run{len(steps)}", *words, "small.neural")
+        done = torch_server.neural(*given, cwd=tmp_path, timeout=240)
+        assert done.code == 0, done.stderr
+        steps.append(json.loads(done.stdout[done.stdout.index('{\n "schema"') :])["all_steps"])
+    assert steps == [steps[0], 3 * steps[0], 2 * steps[0]]
+    refused = torch_server.neural("profile", "--epochs", "2", "train.py", cwd=tmp_path)
+    assert (refused.code, "--epochs is for .neural files" in refused.stderr) == (2, True)
+
+
 def test_a_slower_run_fails_the_comparison(run: tuple[Path, Result], torch_server: ForkServer, tmp_path: Path) -> None:
     slow = SMALL.replace("    optimizer.zero_grad()", "    import time; time.sleep(0.1)\n    optimizer.zero_grad()")
     (tmp_path / "train.py").write_text(slow)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neuraldbg.errors import UsageError
+from neuraldbg.surfaces.cli.dsl_files import training_options
 from neuraldbg.surfaces.cli.target import DSL_SUFFIXES, need_values, refuse_unsupported, split_target
 
 if TYPE_CHECKING:
@@ -117,12 +118,7 @@ class DebugCommand(click.Command):
     "--json", "as_json", is_flag=True, help="The session as JSON instead of the report: the last line of stdout."
 )
 @click.option("--fail-on", metavar="LEVEL", help="Exit with 6 from this verdict on (warning, critical); 7: no verdict.")
-@click.option("-b", "--backend", metavar="NAME", help="What a .neural file runs on.  [default: pytorch]")
-@click.option("--dataset", metavar="PATH", help="Data of a .neural file.  [default: synthetic data]")
-@click.option("--network", metavar="NAME", help="This network of a .neural file only.")
-@click.option("--device", metavar="NAME", help="Of a .neural file: auto, cpu, gpu, cuda:0.  [default: as it says]")
-@click.option("--epochs", metavar="N", type=click.IntRange(1), help="Of a .neural file, instead of what it says.")
-@click.option("--batch-size", "batch", metavar="N", type=click.IntRange(1), help="The same for its batches.")
+@training_options
 @click.option("--compare", nargs=2, metavar="A B", help="Compare two runs or session files; trains nothing.")
 @click.argument("target", required=False, type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -158,7 +154,7 @@ def model_of(target: str, options: dict[str, Any]) -> Any:
     from neuraldbg.dsl.train.loop import Options
     from neuraldbg.surfaces.cli.dsl_files import shows_problems
 
-    wanted: dict[str, Any] = {name: options.get(name) for name in OF_FILES}  # `neural profile` has fewer of them
+    wanted: dict[str, Any] = {name: options.get(name) for name in OF_FILES}
     return shows_problems(prepare)(target, Options(**wanted), backend=options["backend"])
 
 

@@ -45,3 +45,17 @@ NETWORK = click.option("--network", metavar="NAME", help="This network of the fi
 BACKEND = click.option(
     "-b", "--backend", metavar="NAME", envvar="NEURAL_BACKEND", help="What it runs on.  [default: pytorch]"
 )
+OF_A_TRAINING = (  # of commands whose target may be a file of ours or a script
+    click.option("-b", "--backend", metavar="NAME", help="What a .neural file runs on.  [default: pytorch]"),
+    click.option("--dataset", metavar="PATH", help="Data of a .neural file.  [default: synthetic data]"),
+    click.option("--network", metavar="NAME", help="This network of a .neural file only."),
+    click.option("--device", metavar="NAME", help="Of a .neural file: auto, cpu, gpu, cuda:0.  [default: as it says]"),
+    click.option("--epochs", metavar="N", type=click.IntRange(1), help="Of a .neural file, instead of what it says."),
+    click.option("--batch-size", "batch", metavar="N", type=click.IntRange(1), help="The same for its batches."),
+)
+
+
+def training_options(command: F) -> F:
+    for option in reversed(OF_A_TRAINING):
+        command = option(command)
+    return command

@@ -10,6 +10,7 @@ import click
 
 from neuraldbg.errors import UsageError
 from neuraldbg.surfaces.cli.debug import DebugCommand
+from neuraldbg.surfaces.cli.dsl_files import training_options
 from neuraldbg.surfaces.cli.target import DSL_SUFFIXES
 
 DISAGREE = 6
@@ -39,10 +40,7 @@ ENDING = {"csv": "csv", "chrome": "trace.json", "speedscope": "speedscope.json",
     help=f"Time it may add: {TIME_BUDGET}, full (every step).  [default: {TIME_BUDGET}; {MEMORY_BUDGET} with --memory]",
 )
 @click.option("--layers", metavar="PATTERN", multiple=True, help="Of a run that is made: these layers only.")
-@click.option("-b", "--backend", metavar="NAME", help="What a .neural file runs on.  [default: pytorch]")
-@click.option("--dataset", metavar="PATH", help="Data of a .neural file.  [default: synthetic data]")
-@click.option("--network", metavar="NAME", help="This network of a .neural file only.")
-@click.option("--device", metavar="NAME", help="Of a .neural file: auto, cpu, gpu, cuda:0.  [default: as it says]")
+@training_options
 @click.option(
     "--compare-backends",
     "backends",
