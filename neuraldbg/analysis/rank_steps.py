@@ -91,6 +91,16 @@ def _summed(table: dict[str, Any], row_of: dict[int, int], shape: tuple[int, int
     return grid
 
 
+def by_folder(folders: NDArray[Any]) -> dict[int, NDArray[np.int64]]:
+    """Which rows are whose: sorted once, however many ranks there are."""
+    if not len(folders):
+        return {}
+    order = np.argsort(folders, kind="stable")
+    starts = np.flatnonzero(np.diff(folders[order], prepend=-1))
+    whose = folders[order][starts].tolist()
+    return dict(zip(whose, np.split(order, starts[1:]), strict=True))
+
+
 def _rows(folders: NDArray[Any], row_of: dict[int, int]) -> NDArray[np.int64]:
     lookup = np.full(max([*row_of, int(folders.max(initial=0))]) + 1, -1)
     for folder, row in row_of.items():

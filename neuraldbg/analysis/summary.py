@@ -149,8 +149,8 @@ class _Calls:
         triples = np.stack([table["call"], table["site"], table["rank"]]).astype(np.int64)
         kinds, counts = np.unique(triples, axis=1, return_counts=True)
         self._counts = list(zip(*kinds.tolist(), counts.tolist(), strict=True))
-        self._evicted = dict(trace.evicted)
-        self._main_rank = main_rank(trace)
+        main = self._main_rank = main_rank(trace)
+        self._evicted = trace.evicted if main is None or not processes(trace) else trace.evicted_of(main)
 
     def count(self, call: Call, site: int | None = None, *, rank: int | None = None) -> int:
         code = CALL_CODE[call]

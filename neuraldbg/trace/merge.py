@@ -169,10 +169,11 @@ class MergedRanks:
                     found.append(f"rank {rank}: {missing} rows of {table} are lost")
         return "; ".join(found) or None
 
-    def counted(self, type: str) -> dict[str, int]:
-        """The largest counters each rank reported in facts of this type, or under this name at its end, summed."""
+    def counted(self, type: str, rank: int | None = None) -> dict[str, int]:
+        """The largest counters each rank, or one alone, reported in facts of this type or under this name at its end,
+        summed."""
         largest: dict[tuple[int, str], int] = {}
-        for fact in self.facts:
+        for fact in self.facts if rank is None else (one for one in self.facts if one["rank"] == rank):
             rows = (
                 fact.get("rows") if fact.get("type") == type else fact.get(type) if fact.get("type") == "end" else None
             )

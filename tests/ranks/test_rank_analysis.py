@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated import SimulatedRank, a_run_of_ranks, judged
+from simulated import SimulatedRank, a_run_of_ranks, judged, timed
 
 from neuraldbg import open_trace
 from neuraldbg.analysis.rank_overview import overview
@@ -16,69 +16,6 @@ from neuraldbg.records import Call, Severity, SiteKind
 from neuraldbg.trace.rundir import write_launched
 
 STEPS = 60
-
-
-def timed(one: SimulatedRank, own: np.ndarray, step: float = 0.1, backward: float = 0.02) -> None:
-    count = len(own)
-    one.series("step_time_s", np.full(count, step)).series("sync_s", step - own)
-    one.series("backward_own_s", np.full(count, backward)).updates(count)
-
-
-def noisy(mean: float, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(mean, 0.004, STEPS)
-
-
-def test_ranks_of_equal_work_have_no_straggler(tmp_path: Path) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 4)
-    for rank, one in enumerate(ranks):
-        timed(one, noisy(0.06, rank))
-        one.end().close()
-    assert judged(run, "straggler_rank") == []
-
-
-@pytest.mark.parametrize("phase", ["backward", "data", "forward"])
-def test_a_slow_rank_is_named_with_the_phase_it_is_slow_in(tmp_path: Path, phase: str) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 4)
-    for rank, one in enumerate(ranks):
-        slow = 0.03 if rank == 2 else 0.0
-        timed(one, noisy(0.06 + slow, rank), backward=0.02 + (slow if phase == "backward" else 0))
-        wait = 0.005 + (slow if phase == "data" else 0)
-        one.calls(Call.BATCH, np.arange(STEPS), duration_ns=int(wait * 1e9))
-        one.end().close()
-    [found] = judged(run, "straggler_rank")
-    assert (found.severity, found.rank, found.evidence["phase"]) == (Severity.WARNING, 2, phase)
-    assert found.evidence["behind_ms"] == pytest.approx(30, abs=6)
-
-
-def test_a_slow_rank_is_named_also_where_another_is_missing(tmp_path: Path) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 4)
-    for rank, one in enumerate(ranks):
-        timed(one, noisy(0.06 + 0.03 * (rank == 2), rank)[: 4 if rank == 3 else STEPS])
-        one.end().close()
-    [found] = judged(run, "straggler_rank")
-    assert (found.severity, found.rank) == (Severity.WARNING, 2)
-
-
-def test_a_rank_that_becomes_slow_is_told_since_when(tmp_path: Path) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 2)
-    for rank, one in enumerate(ranks):
-        own = noisy(0.05, rank)
-        own[6:] += 0.04 * (rank == 1)
-        timed(one, own)
-        one.end().close()
-    [found] = judged(run, "straggler_rank")
-    assert found.step == pytest.approx(6, abs=2)
-
-
-def test_a_rank_that_is_late_now_and_then_is_information(tmp_path: Path) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 2)
-    for rank, one in enumerate(ranks):
-        own = noisy(0.05, rank)
-        own[::5] += 0.3 * (rank == 0)
-        timed(one, own, step=0.4)
-        one.end().close()
-    [found] = judged(run, "straggler_rank")
-    assert (found.severity, found.rank) == (Severity.INFO, 0)
 
 
 def digested(one: SimulatedRank, call: Call, steps: list[int], value: int) -> None:
@@ -231,6 +168,16 @@ def test_two_of_four_ranks_that_share_their_batches_are_named(tmp_path: Path) ->
     [found] = judged(run, "duplicate_data")
     assert (found.rank, found.evidence["ranks_alike"]) == (3, 2)
     assert "same batches as rank 2" in found.summary
+
+
+def test_ranks_that_share_their_batches_are_named_where_another_has_told_of_none(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 4)
+    for rank, one in enumerate(ranks):
+        if rank != 3:
+            _fed(one, [1000 * min(rank, 1) + step for step in range(20)])
+        one.updates(20).end().close()
+    [found] = judged(run, "duplicate_data")
+    assert "rank 2 trained on the same batches as rank 1" in found.summary
 
 
 def test_a_launch_that_was_begun_anew_is_judged_by_its_last_time(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ _HELD = "neuraldbg/control/gate.py"
 _PLACES = (  # innermost first: the first file that is on the stack says what is waited for
     ("torch/utils/data/dataloader.py", "the data loader"),
     ("torch/distributed/distributed_c10d.py", ""),  # the collective's own name
+    ("neuraldbg/capture/torch/ranks.py", "Work.wait"),  # around it, for a collective that was begun before
     ("torch/autograd/__init__.py", "backward"),
     ("torch/autograd/graph.py", "backward"),
     ("torch/nn/parallel/distributed.py", "the forward of DistributedDataParallel"),
     ("torch/nn/modules/module.py", "forward"),
     ("torch/optim/optimizer.py", "the optimizer"),
 )
-_INNER = ("wrapper", "_call", "wait")  # of torch's own logging around a collective
+_INNER = ("wrapper", "wait")  # of torch's own logging around a collective
 
 
 class Standing:
@@ -92,8 +93,13 @@ def place_of_frame(frame: FrameType) -> str | None:
     return found or "the script's own code"
 
 
+def _is_inner(name: str) -> bool:
+    """A helper of a collective: whoever called it has the name that people know."""
+    return name in _INNER or (name.startswith("_") and not name.endswith("_base"))
+
+
 def _known(file: str, name: str) -> str | None:
     for ending, what in _PLACES:
-        if file.endswith(ending) and not (what == "" and name in _INNER):
+        if file.endswith(ending) and (what or not _is_inner(name)):
             return what or name
     return None
