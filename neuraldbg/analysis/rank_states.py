@@ -17,7 +17,7 @@ AHEAD = 3  # updates: ranks that put their gradients together are never so far a
 JOINING = "init_process_group"
 WAITING = (
     *("all_", "reduce", "broadcast", "gather", "scatter", "barrier", "send", "recv", "batch_isend", "backward"),
-    *(JOINING, "new_group", "split_group", "Work.wait"),
+    *(JOINING, "new_group", "split_group", "Work.wait", "Join"),
 )
 FOR_GRADIENTS = ("backward", "all_", "reduce_scatter", "Work.wait")  # elsewhere a rank may wait for hours on purpose
 
@@ -31,6 +31,7 @@ class State:
     last_ns: int
     end: dict[str, Any] | None
     standing: dict[str, Any] | None  # where it stood, if it never moved again
+    wrapped: bool = False  # it has a model that puts gradients together by itself
 
     @property
     def ended_well(self) -> bool:
@@ -60,6 +61,7 @@ def _states_of(evidence: Evidence) -> dict[int, State]:
     stood = {fact["rank"]: fact for fact in trace.facts("standing")}
     joined = {fact["rank"]: int(fact.get("wall_ns") or 0) for fact in trace.facts("process")}
     gone = {fact["rank"]: int((fact.get("rows") or {}).get("updates", 0)) for fact in trace.facts("evicted")}
+    wrapped = {fact["rank"] for fact in trace.facts("wrapper")}
     table = trace.table("calls", ("step", "call", "wall_ns", "rank"))
     folders = table["rank"].astype(np.int64)
     size = max([*(one.folder for one in group.values()), int(folders.max(initial=0))]) + 1
@@ -73,7 +75,8 @@ def _states_of(evidence: Evidence) -> dict[int, State]:
         still = stood.get(one.folder)
         moved = still is not None and last > still["wall_ns"] - int(1e9 * still["since_s"]) + int(1e9)
         count = max(int(updates[one.folder]) + gone.get(one.folder, 0), int(reached[one.folder]))
-        states[rank] = State(one, count, last, ends.get(one.folder), None if moved else still)
+        end = ends.get(one.folder)
+        states[rank] = State(one, count, last, end, None if moved else still, one.folder in wrapped)
     return states
 
 
@@ -95,7 +98,10 @@ def ran_ahead(states: dict[int, State]) -> RanAhead | None:
 
 
 def _waited_for_gradients(one: State) -> bool:
-    if one.standing is not None and one.standing["since_s"] >= HANGS_S:
-        where = str(one.standing["where"])
-        return where.startswith(FOR_GRADIENTS) or "DistributedDataParallel" in where
-    return one.standing is None and lost_others(one.end)
+    if one.ended_well:
+        return False
+    if one.standing is None:
+        return one.wrapped and lost_others(one.end)
+    where = str(one.standing["where"])
+    long = one.standing["since_s"] >= HANGS_S or lost_others(one.end)
+    return long and (where.startswith(FOR_GRADIENTS) or "DistributedDataParallel" in where)

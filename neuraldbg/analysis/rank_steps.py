@@ -60,7 +60,8 @@ def rank_steps(trace: Trace) -> RankSteps | None:
     if len(group) < 2 or "sync_s" not in names or "step_time_s" not in names:
         return None
     row_of = {one.folder: row for row, one in enumerate(group.values())}
-    scalars = {name: trace.table("scalars", ("step", "value", "rank"), site=names[name]) for name in names}
+    wanted = [name for name in ("step_time_s", "sync_s", "backward_own_s") if name in names]
+    scalars = {name: trace.table("scalars", ("step", "value", "rank"), site=names[name]) for name in wanted}
     last = max((int(table["step"].max()) for table in scalars.values() if len(table["step"])), default=-1)
     shape = (len(group), last + 1)
     step_s, sync_s = (_grid(scalars[name], "value", row_of, shape) for name in ("step_time_s", "sync_s"))

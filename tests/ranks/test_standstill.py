@@ -156,6 +156,7 @@ def test_a_rank_that_trains_alone_while_others_wait_for_its_gradients_is_named(t
         one.updates(40 if rank == 1 else 4)
         if how == "it is over":
             lost = {"exit_code": 1, "error": "RuntimeError: Connection closed by peer"}
+            one.writer.fact("wrapper", **{"class": "DistributedDataParallel"}, line="train.py:9", parameter_bytes=40)
             one.end(**({} if rank == 1 else lost), at_s=50 + rank)
         elif rank != 1:
             _standing(one, "backward", 20, "train.py:50")
@@ -201,3 +202,14 @@ def test_ranks_that_have_not_come_are_named(tmp_path: Path, world: int) -> None:
     assert (found.severity, found.rank, found.step) == (Severity.CRITICAL, 1, 0)
     others = "rank 1:" if world == 2 else "ranks 1, 2, 3:"
     assert f"1 of {world} ranks have come and wait since 40 s for {others} rank 0 in init_process_group" in found.summary
+
+
+def test_a_rank_that_waited_until_the_others_had_used_their_batches_up_is_no_alarm(tmp_path: Path) -> None:
+    """The Join context manager."""
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    _standing(ranks[1], "all_reduce", 12, "train.py:50")
+    for one, updates in zip(ranks, (30, 20), strict=True):
+        one.updates(updates).end().close()
+    [found] = judged(run, "rank_divergence")
+    assert found.severity is Severity.INFO
+    assert judged(run, "gradient_not_synchronised") == []

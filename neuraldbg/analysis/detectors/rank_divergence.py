@@ -248,7 +248,11 @@ def _left_early(states: dict[int, State]) -> Finding | None:
         evidence=_counts(states),
         rank=rank,
         confidence=0.93,
-        inference="it was given fewer batches, or left its loop: every rank must make the same number of updates",
+        inference=(
+            "it did not wait for them: every rank must make the same collectives"
+            if states[rank].updates > max(one.updates for one in failed) + 1
+            else "it was given fewer batches, or left its loop: every rank must make the same number of updates"
+        ),
     )
 
 

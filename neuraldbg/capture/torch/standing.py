@@ -16,6 +16,7 @@ STILL_S = 5.0  # without any progress: then it is said, and again each time it h
 DEEPEST = 40
 LINES = 12  # of a stack that are kept
 _HELD = "neuraldbg/control/gate.py"
+_JOIN = "torch/distributed/algorithms/join.py"
 _PLACES = (  # innermost first: the first file that is on the stack says what is waited for
     ("torch/utils/data/dataloader.py", "the data loader"),
     ("torch/distributed/distributed_c10d.py", ""),  # the collective's own name
@@ -87,6 +88,8 @@ def place_of_frame(frame: FrameType) -> str | None:
         file = each.f_code.co_filename.replace("\\", "/")
         if file.endswith(_HELD):
             return None
+        if file.endswith(_JOIN):
+            return "Join"  # whatever collective of the others it takes part in: it has no more batches
         if found is None:
             found = _known(file, each.f_code.co_name)
         each, depth = each.f_back, depth + 1  # type: ignore[assignment]
