@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from forkserver import ForkServer
-from ranking import Launches, free_port, kinds, launch, told
+from ranking import PROGRAMS, Launches, free_port, kinds, launch, told
 from waiting import eventually
 
 from neuraldbg.analysis.rank_overview import overview
@@ -253,6 +253,15 @@ def test_a_rank_that_has_not_come_is_named_and_forgotten_once_it_comes(
     assert "ddp.py:" in missing["source"]
     assert [one.code for one in results] == [0, 0], results[0].stderr
     assert kinds(ranks.summary()) == []
+
+
+def test_ranks_that_a_script_forks_train_as_ever_and_it_is_said_that_nobody_watches_them(
+    torch_server: ForkServer, tmp_path: Path
+) -> None:
+    words = ("debug", "--headless", "--out", str(tmp_path / "run"), str(PROGRAMS / "forked.py"), str(free_port()))
+    result = torch_server.neural(*words, cwd=tmp_path)
+    assert (result.code, result.stdout) == (0, "[0, 0]\n"), result.stderr
+    assert result.stderr.count("was forked and is not watched") == 2
 
 
 def test_nothing_is_digested_or_counted_in_a_single_process(torch_server: ForkServer, tmp_path: Path) -> None:

@@ -200,8 +200,9 @@ def test_ranks_that_have_not_come_are_named(tmp_path: Path, world: int) -> None:
     first.close()
     [found] = judged(run, "rank_divergence")
     assert (found.severity, found.rank, found.step) == (Severity.CRITICAL, 1, 0)
-    others = "rank 1:" if world == 2 else "ranks 1, 2, 3:"
-    assert f"1 of {world} ranks have come and wait since 40 s for {others} rank 0 in init_process_group" in found.summary
+    others = "rank 1" if world == 2 else "ranks 1, 2, 3"
+    assert f"1 of {world} ranks have come and wait since 40 s for {others}: " in found.summary
+    assert "rank 0 in init_process_group at train.py:9" in found.summary
 
 
 def test_a_rank_that_waited_until_the_others_had_used_their_batches_up_is_no_alarm(tmp_path: Path) -> None:

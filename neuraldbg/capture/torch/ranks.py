@@ -41,6 +41,7 @@ COLLECTIVES = (
 _EXPERIMENTS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("origin", "probes"))
 TIMEOUT_AT = {"init_process_group": 2, "new_group": 1, "split_group": 2}  # where it stands among the arguments
 PATIENCE = timedelta(hours=24)  # of process groups, where a pause is possible
+FORKED = "neuraldbg: this process was forked and is not watched; ranks of mp.spawn and of launchers (torchrun) are"
 TOLD_PATIENCE = "a pause is possible, so process groups wait 24 h for a rank (--headless leaves their time-outs alone)"
 
 
@@ -75,6 +76,7 @@ class RankWatch:
         self._told_shards: set[int] = set()
         self._told_patience = False
         self._standing: Standing | None = None
+        self._pid = os.getpid()
         self._backwards = 0  # since the last update
         self._sends: int | None = None  # bytes, by the wrapper, in the backward under way
         self._averaged = self._told_unsynced = False  # whether one of them puts gradients together
@@ -195,8 +197,8 @@ class RankWatch:
         def made(*args: Any, **kwargs: Any) -> Any:
             if self.patient and self.core.on:
                 args, kwargs = self._with_patience(at, args, kwargs)
-            if self.core.on and name == "init_process_group":
-                self._await()
+            if name == "init_process_group":
+                (self._await if self.core.on else self._tell_forked)()
             result = original(*args, **kwargs)
             if self.core.on and name == "init_process_group":
                 self._join()
@@ -254,6 +256,11 @@ class RankWatch:
         place = place_of(os.environ)
         if place is not None and place.world_size > 1:
             self._tell_standing()
+
+    def _tell_forked(self) -> None:
+        """The trace is the parent's, and nobody else would say why there is nothing in it."""
+        if os.getpid() != self._pid and sys.stderr is not None:
+            attempt(lambda: print(FORKED, file=sys.stderr, flush=True))
 
     def _tell_standing(self) -> None:
         recorder = self.core.recorder
