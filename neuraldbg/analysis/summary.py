@@ -162,17 +162,17 @@ class _Calls:
 
     def updates(self) -> int:
         """Of the main process; of its children together where only they train."""
-        kept = self._main(Call.STEP, Call.STEP_MANUAL)
+        kept = self.of_main(Call.STEP, Call.STEP_MANUAL)
         return kept + int(self._evicted.get("updates", 0))
 
     def backwards(self) -> int:
-        return self._main(Call.BACKWARD) + int(self._evicted.get("backwards", 0))
+        return self.of_main(Call.BACKWARD) + int(self._evicted.get("backwards", 0))
 
-    def _main(self, *calls: Call) -> int:
-        everybody = sum(self.count(call) for call in calls)
+    def of_main(self, *calls: Call, site: int | None = None) -> int:
+        everybody = sum(self.count(call, site) for call in calls)
         if self._main_rank is None:
             return everybody
-        return sum(self.count(call, rank=self._main_rank) for call in calls) or everybody
+        return sum(self.count(call, site, rank=self._main_rank) for call in calls) or everybody
 
 
 def _models(trace: Trace) -> tuple[ModelSummary, ...]:
@@ -230,7 +230,7 @@ def _optimizers(trace: Trace, calls: _Calls, series: Mapping[str, Any]) -> tuple
                 name=name,
                 type=fact.get("class") or (site.op if site else None),
                 lr=_current_lr(series, fact, name, first=position == 0),
-                updates=calls.count(Call.STEP, site_id),
+                updates=calls.of_main(Call.STEP, site=site_id),
             )
         )
     return tuple(found)

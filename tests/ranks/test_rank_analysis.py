@@ -9,6 +9,7 @@ import pytest
 from simulated import SimulatedRank, a_run_of_ranks, judged, timed
 
 from neuraldbg import open_trace
+from neuraldbg.analysis.phases import rank_times
 from neuraldbg.analysis.rank_overview import overview
 from neuraldbg.analysis.rank_steps import communication
 from neuraldbg.analysis.ranks import main_rank, processes, run_of_main
@@ -213,6 +214,21 @@ def test_a_failure_is_that_of_the_rank_that_failed_first(tmp_path: Path) -> None
     ranks[1].updates(8).end(exit_code=1, error="ValueError: no more disks", at_s=4).close()
     with open_trace(run) as trace:
         assert run_of_main(trace).error == "rank 1: ValueError: no more disks"
+
+
+def test_the_profile_tells_of_ranks_and_not_of_folders(tmp_path: Path) -> None:
+    """Of a script that spawns them, the parent has the first folder."""
+    run, _ = a_run_of_ranks(tmp_path, 0)
+    for rank in (0, 1):
+        one = SimulatedRank(run, rank, 2, folder=2 - rank)
+        timed(one, np.full(STEPS, 0.04), step=0.1 + 0.1 * rank)
+        one.end().close()
+    with open_trace(run) as trace:
+        told = rank_times(trace)
+    assert [(one["rank"], one["step_ms"], one["data_ms"]) for one in told] == [
+        (0, pytest.approx(100), None),
+        (1, pytest.approx(200), None),
+    ]
 
 
 def test_the_overview_tells_of_every_rank_also_of_one_that_said_nothing(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_a_healthy_training_is_the_same_bit_for_bit_and_has_no_finding(
     summary = ranks.summary()
     assert kinds(summary) == [], summary.findings
     assert (summary.run.world_size, summary.steps) == (2, 24)
+    assert [one.updates for one in summary.optimizers] == [24], "of one rank, not of all"
     assert summary.verdict.state == "healthy", summary.verdict
     assert not [note for note in summary.notes if "stopped watching" in note.text]
 
