@@ -13,6 +13,7 @@ from neuraldbg.records import Call
 from neuraldbg.trace.tables import CALL_CODE
 
 HANGS_S = 10.0  # a rank that has not moved for so long
+JOINS_S = 20.0  # one that waits for others to come: where they are many some take a while
 AHEAD = 3  # updates: ranks that put their gradients together are never so far apart
 JOINING = "init_process_group"
 WAITING = (

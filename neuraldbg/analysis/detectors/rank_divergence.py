@@ -8,7 +8,7 @@ from typing import Any
 
 from neuraldbg.analysis.catalogue import symptom
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.analysis.rank_states import HANGS_S, JOINING, State, ran_ahead, states_of_ranks, waits
+from neuraldbg.analysis.rank_states import HANGS_S, JOINING, JOINS_S, State, ran_ahead, states_of_ranks, waits
 from neuraldbg.analysis.ranks import interrupted, lost_others, named
 from neuraldbg.records import Finding, Severity
 from neuraldbg.trace.rundir import read_launched, read_stacks
@@ -146,7 +146,7 @@ def _absent(states: dict[int, State]) -> Finding | None:
         for rank, one in states.items()
         if (fact := one.standing) is not None and fact["where"] == JOINING and not one.ended_well
     }
-    if not missing or not stood or (since_s := max(fact["since_s"] for fact in stood.values())) < HANGS_S:
+    if not missing or not stood or (since_s := max(fact["since_s"] for fact in stood.values())) < JOINS_S:
         return None
     return Finding(
         "rank_divergence",
