@@ -119,9 +119,7 @@ def gradient_not_synchronised(evidence: Evidence) -> Iterator[Finding]:
 def _alone(evidence: Evidence, alone: RanAhead) -> Finding:
     rank = alone.ahead[0]
     source, why = _why(evidence, rank)
-    states = states_of_ranks(evidence)
-    updates, stood = states[rank].updates, [states[each].standing for each in alone.waited]
-    seconds = {"seconds": max(float(fact["since_s"]) for fact in stood if fact is not None)} if any(stood) else {}
+    updates = states_of_ranks(evidence)[rank].updates
     return Finding(
         "gradient_not_synchronised",
         Severity.CRITICAL,
@@ -130,7 +128,6 @@ def _alone(evidence: Evidence, alone: RanAhead) -> Finding:
         step=alone.step,
         source=source,
         evidence={
-            **seconds,
             "updates_it_made": updates,
             "updates_of_those_that_waited": alone.step,
             "ranks": ", ".join(map(str, alone.ahead[:16])),
