@@ -137,7 +137,7 @@ def _lag(times: RankSteps, known: NDArray[np.int64], row: int, latest: int) -> L
     return Lag(
         rank=times.ranks[row],
         also=tuple(rank for at, rank in enumerate(times.ranks) if as_late[at] and at != row) if usual > 0 else (),
-        share=float((own[row] >= own.max(axis=0) - max(usual, 0.0) / 2).mean()),
+        share=float(_last(own, row, excess, max(usual, 0.0) / 2).mean()),
         excess_s=usual,
         step_s=float(np.median(times.step_s[:, chosen])),
         lost_s=float(np.maximum(excess, 0).sum()),
@@ -147,6 +147,13 @@ def _lag(times: RankSteps, known: NDArray[np.int64], row: int, latest: int) -> L
         phase_s=behind[phase],
         lately=latest < len(known),
     )
+
+
+def _last(own: NDArray[np.float64], row: int, excess: NDArray[np.float64], near: float) -> NDArray[np.bool_]:
+    """By step: whether it is the last, or one of several that are as late."""
+    last = own.max(axis=0)
+    found: NDArray[np.bool_] = (own[row] == last) | ((own[row] >= last - near) & (excess > near))
+    return found
 
 
 def _excess(grid: NDArray[np.float64], row: int) -> NDArray[np.float64]:

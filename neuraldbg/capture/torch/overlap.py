@@ -47,8 +47,8 @@ class Overlap:
         return any(one.require_forward_param_sync for one in wrappers) if wrappers else None
 
     def sends(self, called: Any) -> int | None:
-        """Bytes of the gradients that the wrapper puts together in the backward that begins; None where it does not, was
-        not `called`, or is not the only one."""
+        """Bytes of the gradients that the wrapper puts together in the backward that begins; None where it does not,
+        was not `called`, or is not the only one."""
         wrappers = self._alive()
         if len(wrappers) != 1 or not wrappers[0].require_forward_param_sync or called.get(wrappers[0]) is None:
             return None
