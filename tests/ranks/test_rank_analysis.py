@@ -97,6 +97,16 @@ def test_a_killed_rank_is_named_and_not_those_that_the_launcher_ended(tmp_path: 
     assert found.evidence["signal"] == "SIGKILL"
 
 
+def test_a_rank_that_its_process_group_aborted_is_told_so(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    for one in ranks:
+        one.updates(10).close()
+    write_launched(run, {"exit_code": 1, "error": None, "children": [[0, -6], [1, -15]]})
+    [found] = judged(run, "rank_divergence")
+    assert (found.rank, found.evidence["signal"]) == (0, "SIGABRT")
+    assert "different collectives" in found.inference
+
+
 def test_a_rank_that_was_killed_on_another_node_is_named(tmp_path: Path) -> None:
     run, ranks = a_run_of_ranks(tmp_path, 4)
     for one in ranks:

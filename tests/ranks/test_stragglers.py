@@ -121,3 +121,15 @@ def test_steps_that_take_all_ranks_longer_have_no_straggler(tmp_path: Path) -> N
         timed(one, own, step=0.4)
         one.end().close()
     assert judged(run, "straggler_rank") == []
+
+
+@pytest.mark.parametrize(("noise", "named"), [(0.004, True), (0.04, False)])
+def test_a_rank_that_is_always_the_last_is_named_for_less_than_one_that_mostly_is(
+    tmp_path: Path, noise: float, named: bool
+) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 4)
+    for rank, one in enumerate(ranks):
+        own = np.random.default_rng(rank).normal(0.2 + 0.05 * (rank == 1), noise, 160)
+        timed(one, own, step=0.35)
+        one.end().close()
+    assert [one.rank for one in judged(run, "straggler_rank") if one.severity is Severity.WARNING] == [1] * named

@@ -17,6 +17,7 @@ from neuraldbg.records import Finding, Severity
 ENOUGH_STEPS = 10
 MOST_STEPS = 0.8  # of the steps, in which one and the same rank is the last
 SHARE = 0.2  # of a step, by which it is later than the others
+NEARLY_ALL, SHARE_OF_THOSE = 0.95, 0.1  # where it is the last in so many, half as much is no chance
 NOW_AND_THEN = 0.1  # of the whole time lost to one rank that is late in some steps only
 LATE = 3.0  # times the typical own time of a step: that step was a late one
 LEAST_S = 1.0  # lost in all: below it nobody cares
@@ -40,7 +41,8 @@ class Lag:
 
     @property
     def persistent(self) -> bool:
-        return self.share > MOST_STEPS and self.excess_s > SHARE * self.step_s and self.lost_s > LEAST_S
+        least = SHARE_OF_THOSE if self.share > NEARLY_ALL else SHARE
+        return self.share > MOST_STEPS and self.excess_s > least * self.step_s and self.lost_s > LEAST_S
 
 
 def steps_of_ranks(evidence: Evidence) -> RankSteps | None:
@@ -52,8 +54,8 @@ def straggler_rank(evidence: Evidence) -> Iterator[Finding]:
     """One rank is slower than the others, and they wait for it.
 
     Finds: a rank, or a few, whose own work takes longer than that of the others in more than four of five steps, by
-    more than a fifth of a step, in the whole run or since some step of it; as information, one that is late now and
-    then and costs a tenth of the time.
+    more than a fifth of a step (a tenth where it is the last in nearly all), in the whole run or since some step of it;
+    as information, one that is late now and then and costs a tenth of the time.
     Why it matters: with synchronous training every step takes as long as its slowest rank needs.
     Decides by: each rank's time of a step less what it spent in collectives and waiting for the gradients of others,
     step by step beside that of the other ranks; the phase is the one in which it is furthest behind.

@@ -18,6 +18,11 @@ UNHEARD = "silence"
 UNHEARD_WHY = "it holds the interpreter in code that is not Python's, is stopped, or its machine is gone"
 MOST_STACKS = 3  # in the evidence; the file has all
 MOST_FRAMES = 8
+DEATHS = {
+    "SIGKILL": "SIGKILL without a word is most often the memory of the machine running out (see its kernel log)",
+    "SIGABRT": "the process was aborted outside Python: process groups do that where ranks make different collectives, or "
+    "one is waited for too long; what they say is on stderr",
+}
 BY_THE_LAUNCHER = (signal.SIGTERM, signal.SIGINT)  # what a launcher ends the others with when one has failed
 
 
@@ -73,9 +78,7 @@ def _killed(evidence: Evidence, states: dict[int, State]) -> Finding | None:
         evidence={"signal": name, "updates_it_had_written": state.updates, **_counts(states)},
         rank=rank,
         confidence=0.98,
-        inference="SIGKILL without a word is most often the memory of the machine running out (see its kernel log)"
-        if name == "SIGKILL"
-        else "the process crashed outside Python",
+        inference=DEATHS.get(name, "the process crashed outside Python"),
     )
 
 
