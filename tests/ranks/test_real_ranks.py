@@ -190,6 +190,16 @@ def test_of_four_ranks_the_odd_one_is_named(torch_server: ForkServer, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("program", ["ddp.py", "fsdp.py"])
+def test_of_four_ranks_the_slow_one_is_named(torch_server: ForkServer, tmp_path: Path, program: str) -> None:
+    ranks = launch(torch_server, tmp_path, program, "slow_rank", "40", world=4)
+    assert [one.code for one in ranks.wait()] == [0] * 4
+    summary = ranks.summary()
+    assert kinds(summary) == ["straggler_rank"]
+    assert (summary.findings[0]["rank"], summary.findings[0]["evidence"]["phase"]) == (1, "forward")
+
+
+@pytest.mark.slow
 def test_four_sharded_ranks_are_healthy_and_the_same(torch_server: ForkServer, tmp_path: Path) -> None:
     plain = launch(torch_server, tmp_path, "fsdp.py", world=4, options=None).wait()
     ranks = launch(torch_server, tmp_path, "fsdp.py", world=4)

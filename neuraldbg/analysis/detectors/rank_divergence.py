@@ -20,8 +20,8 @@ MOST_STACKS = 3  # in the evidence; the file has all
 MOST_FRAMES = 8
 DEATHS = {
     "SIGKILL": "SIGKILL without a word is most often the memory of the machine running out (see its kernel log)",
-    "SIGABRT": "it was aborted outside Python: process groups do that where ranks make different collectives, or one is "
-    "waited for too long; what they say is on stderr",
+    "SIGABRT": "it was aborted outside Python: process groups do that where ranks make different collectives, or wait "
+    "too long for one; what they say is on stderr",
 }
 BY_THE_LAUNCHER = (signal.SIGTERM, signal.SIGINT)  # what a launcher ends the others with when one has failed
 
