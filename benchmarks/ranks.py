@@ -4,7 +4,8 @@ python benchmarks/ranks.py [--ranks 1024] [--steps 500] [--dir FOLDER]
 
 The run is written first (one folder a rank: loss, time of a step, waiting, a few layers and facts); then a fresh
 process, as the viewer is one, opens it and asks for the overview of /api/ranks again and again, some ranks having
-written more in between. CPU time of the whole process (median of 7). The bar is 200 ms for a question.
+written more in between, and once for the whole verdict. CPU time of the whole process (median of 7). The bar is 200 ms
+for a question.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from neuraldbg.analysis.rank_overview import overview
+from neuraldbg.analysis.summary import summarise
 from neuraldbg.records import Call, RunInfo, SiteKind
 from neuraldbg.trace import TraceWriter, create_run, open_trace
 from neuraldbg.trace.tables import CALL_CODE, CALLS, SCALARS
@@ -72,6 +74,7 @@ def ask(run: Path) -> dict[str, float]:
         cold.append(_cpu_ms(lambda: overview(trace)))
         warm.append(_cpu_ms(lambda: overview(trace)))
     refresh = [_cpu_ms(trace.refresh) for _ in range(REPEAT)]
+    verdict_ms = _cpu_ms(lambda: summarise(trace, alive=False))
     assert found["slowest"] == 77, found["slowest"]
     return {
         "ranks": len(found["ranks"]),
@@ -80,6 +83,7 @@ def ask(run: Path) -> dict[str, float]:
         "question_all_ranks_new_ms": statistics.median(cold),
         "question_nothing_new_ms": statistics.median(warm),
         "refresh_ms": statistics.median(refresh),
+        "verdict_ms": verdict_ms,
     }
 
 

@@ -150,11 +150,11 @@ class Evidence:
 
     @cached_property
     def updates(self) -> int:
-        return self.count(Call.STEP, Call.STEP_MANUAL) + int(self.trace.evicted.get("updates", 0))
+        return self.count(Call.STEP, Call.STEP_MANUAL) + int(self.trace.evicted_of(self.main).get("updates", 0))
 
     @cached_property
     def backwards(self) -> int:
-        return self.count(Call.BACKWARD) + int(self.trace.evicted.get("backwards", 0))
+        return self.count(Call.BACKWARD) + int(self.trace.evicted_of(self.main).get("backwards", 0))
 
     @cached_property
     def last_step(self) -> int:

@@ -18,28 +18,29 @@ def first_not_finite(evidence: Evidence) -> Process | None:
     group = processes(evidence.trace)
     if len(group) < 2:
         return None
-    began = {rank: _began(evidence, one.folder) for rank, one in group.items()}
-    seen = {rank: when for rank, when in began.items() if when is not None}
+    began = _began(evidence)
+    seen = {rank: began[one.folder] for rank, one in group.items() if one.folder in began}
     if not seen:
         return None
     first = min(seen, key=lambda rank: (seen[rank], group[rank].folder != evidence.main))
     return None if group[first].folder == evidence.main else group[first]
 
 
-def _began(evidence: Evidence, folder: int) -> tuple[int, bool] | None:
-    """The step, and whether its loss was still finite: then the gradient may have come from another rank."""
-    losses = _first_bad_loss(evidence, folder)
-    origins = [int(f["update"]) for f in evidence.trace.facts("origin") if f["rank"] == folder and "update" in f]
-    found = [(losses, False)] if losses is not None else []
-    return min([*found, *((step, True) for step in origins)], default=None)
+def _began(evidence: Evidence) -> dict[int, tuple[int, bool]]:
+    """By folder: the step, and whether its loss was still finite: then the gradient may have come from another rank."""
+    found = [(folder, (step, False)) for folder, step in _bad_losses(evidence)]
+    found += [(f["rank"], (int(f["update"]), True)) for f in evidence.trace.facts("origin") if "update" in f]
+    first: dict[int, tuple[int, bool]] = {}
+    for folder, when in found:
+        first[folder] = min(when, first.get(folder, when))
+    return first
 
 
-def _first_bad_loss(evidence: Evidence, folder: int) -> int | None:
+def _bad_losses(evidence: Evidence) -> list[tuple[int, int]]:
+    """Folder and step of each that is not finite."""
     site = next((s.id for s in evidence.trace.sites if s.kind is SiteKind.SERIES and s.path == "loss"), None)
     if site is None:
-        return None
-    table = evidence.once(
-        "losses of ranks", lambda: evidence.trace.table("scalars", ("step", "value", "rank"), site=site)
-    )
-    bad = (table["rank"] == folder) & ~np.isfinite(table["value"])
-    return int(table["step"][bad].min()) if bad.any() else None
+        return []
+    table = evidence.trace.table("scalars", ("step", "value", "rank"), site=site)
+    bad = ~np.isfinite(table["value"])
+    return list(zip(table["rank"][bad].tolist(), table["step"][bad].tolist(), strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuraldbg.analysis.durations import Durations
-from neuraldbg.analysis.ranks import main_rank
+from neuraldbg.analysis.ranks import main_rank, processes
 from neuraldbg.records import Phase, SiteKind
 from neuraldbg.trace.tables import PHASE_CODE
 
@@ -100,15 +100,25 @@ def _curves(trace: Trace) -> dict[str, Curve]:
 
 def rank_times(trace: Trace) -> list[dict[str, Any]]:
     """Of every process that trained: the mean of its steps after the first, and how long it waited for data in one."""
-    names = {site.id: site.path for site in trace.sites if site.kind is SiteKind.SERIES and site.path in _OF_RANKS}
-    table = trace.table("scalars", ("step", "site", "value", "rank"))
-    told = []
-    for rank in trace.ranks:
-        mine = (table["rank"] == rank) & (table["step"] > 0) & np.isfinite(table["value"])
-        values = {path: table["value"][mine & (table["site"] == number)] for number, path in names.items()}
-        means = {path: float(found.mean()) * 1e3 for path, found in values.items() if len(found)}
-        told.append({"rank": rank, "step_ms": means.get("step_time_s"), "data_ms": means.get(f"{SERIES}data")})
-    return [one for one in told if one["step_ms"] is not None]
+    sites = {site.path: site.id for site in trace.sites if site.kind is SiteKind.SERIES and site.path in _OF_RANKS}
+    means = {path: _means_of_ranks(trace, number) for path, number in sites.items()}
+    steps, waits = (means.get(path, {}) for path in ("step_time_s", f"{SERIES}data"))
+    folders = {rank: one.folder for rank, one in processes(trace).items()} or {each: each for each in trace.ranks}
+    return [
+        {"rank": rank, "step_ms": steps[folder], "data_ms": waits.get(folder)}
+        for rank, folder in folders.items()
+        if folder in steps
+    ]
+
+
+def _means_of_ranks(trace: Trace, site: int) -> dict[int, float]:
+    """By folder, in milliseconds: one pass over the rows, however many ranks there are."""
+    table = trace.table("scalars", ("step", "value", "rank"), site=site)
+    usable = (table["step"] > 0) & np.isfinite(table["value"])
+    folders = table["rank"][usable].astype(np.int64)
+    counts, sums = np.bincount(folders), np.bincount(folders, weights=table["value"][usable])
+    there = np.flatnonzero(counts)
+    return dict(zip(there.tolist(), (1e3 * sums[there] / counts[there]).tolist(), strict=True))
 
 
 def _of_main(trace: Trace, ranks: NDArray[np.int32]) -> NDArray[np.bool_]:

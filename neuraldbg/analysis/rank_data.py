@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.analysis.rank_steps import by_folder
 from neuraldbg.analysis.ranks import processes
 from neuraldbg.records import Call, Finding, Severity
 from neuraldbg.trace.tables import CALL_CODE
@@ -25,7 +26,8 @@ def same_on_ranks(evidence: Evidence) -> Finding | None:
     if len(group) < 2 or any(len(mesh) > 1 for mesh in meshes):
         return None
     table = trace.table("calls", ("step", "call", "pass_id", "digest", "rank"))
-    fed = {rank: _inputs(table, one.folder) for rank, one in group.items()}
+    rows, nothing = by_folder(table["rank"]), np.zeros(0, np.int64)
+    fed = {rank: _inputs(table, rows.get(one.folder, nothing)) for rank, one in group.items()}
     first = _shared_most(fed)
     alike = {rank: _share_alike(fed[first], fed[rank]) for rank in group if rank != first}
     same = [rank for rank, share in alike.items() if share > ALIKE]
@@ -49,21 +51,21 @@ def same_on_ranks(evidence: Evidence) -> Finding | None:
 
 def _shared_most(fed: dict[int, dict[int, int]]) -> int:
     """The first of the ranks that were given the same in the middle of the run: the others may have their own."""
-    common = sorted(set.intersection(*(set(steps) for steps in fed.values())))
+    told = {rank: steps for rank, steps in fed.items() if steps}  # a rank may be missing
+    common = sorted(set.intersection(*map(set, told.values()))) if told else []
     if not common:
         return next(iter(fed))
-    middle = {rank: steps[common[len(common) // 2]] for rank, steps in fed.items()}
+    middle = {rank: steps[common[len(common) // 2]] for rank, steps in told.items()}
     most, _ = Counter(middle.values()).most_common(1)[0]
     return next(rank for rank, digest in middle.items() if digest == most)
 
 
-def _inputs(table: dict[str, np.ndarray], folder: int) -> dict[int, int]:
+def _inputs(table: dict[str, np.ndarray], mine: np.ndarray) -> dict[int, int]:
     """Step -> hash of what was trained on in it."""
-    mine = table["rank"] == folder
-    trained = table["pass_id"][mine & (table["call"] == CALL_CODE[Call.PASS_TRAIN])]
-    chosen = mine & (table["call"] == CALL_CODE[Call.PASS]) & (table["digest"] != 0)
-    chosen &= np.isin(table["pass_id"], trained)
-    return dict(zip(table["step"][chosen].tolist(), table["digest"][chosen].tolist(), strict=True))
+    call, passes, digest = (table[name][mine] for name in ("call", "pass_id", "digest"))
+    trained = passes[call == CALL_CODE[Call.PASS_TRAIN]]
+    chosen = (call == CALL_CODE[Call.PASS]) & (digest != 0) & np.isin(passes, trained)
+    return dict(zip(table["step"][mine][chosen].tolist(), digest[chosen].tolist(), strict=True))
 
 
 def _share_alike(one: dict[int, int], other: dict[int, int]) -> float:

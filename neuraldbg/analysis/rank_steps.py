@@ -60,7 +60,8 @@ def rank_steps(trace: Trace) -> RankSteps | None:
     if len(group) < 2 or "sync_s" not in names or "step_time_s" not in names:
         return None
     row_of = {one.folder: row for row, one in enumerate(group.values())}
-    scalars = {name: trace.table("scalars", ("step", "value", "rank"), site=names[name]) for name in names}
+    wanted = [name for name in ("step_time_s", "sync_s", "backward_own_s") if name in names]
+    scalars = {name: trace.table("scalars", ("step", "value", "rank"), site=names[name]) for name in wanted}
     last = max((int(table["step"].max()) for table in scalars.values() if len(table["step"])), default=-1)
     shape = (len(group), last + 1)
     step_s, sync_s = (_grid(scalars[name], "value", row_of, shape) for name in ("step_time_s", "sync_s"))
@@ -89,6 +90,16 @@ def _summed(table: dict[str, Any], row_of: dict[int, int], shape: tuple[int, int
     known = (rows >= 0) & (table["step"] < shape[1])
     np.add.at(grid, (rows[known], table["step"][known]), table["duration_ns"][known] / 1e9)
     return grid
+
+
+def by_folder(folders: NDArray[Any]) -> dict[int, NDArray[np.int64]]:
+    """Which rows are whose: sorted once, however many ranks there are."""
+    if not len(folders):
+        return {}
+    order = np.argsort(folders, kind="stable")
+    starts = np.flatnonzero(np.diff(folders[order], prepend=-1))
+    whose = folders[order][starts].tolist()
+    return dict(zip(whose, np.split(order, starts[1:]), strict=True))
 
 
 def _rows(folders: NDArray[Any], row_of: dict[int, int]) -> NDArray[np.int64]:

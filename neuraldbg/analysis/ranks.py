@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,11 @@ def processes(trace: Trace) -> dict[int, Process]:
             found[one.rank] = one
     last = max((one.attempt for one in found.values()), default=0)
     return {rank: one for rank, one in sorted(found.items()) if one.attempt == last}
+
+
+def named(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 1, 2, 3 ...`"""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{' ...' if len(ranks) > 4 else ''}"
 
 
 def folder_of(trace: Trace, rank: int) -> int:

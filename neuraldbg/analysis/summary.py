@@ -149,8 +149,8 @@ class _Calls:
         triples = np.stack([table["call"], table["site"], table["rank"]]).astype(np.int64)
         kinds, counts = np.unique(triples, axis=1, return_counts=True)
         self._counts = list(zip(*kinds.tolist(), counts.tolist(), strict=True))
-        self._evicted = dict(trace.evicted)
-        self._main_rank = main_rank(trace)
+        main = self._main_rank = main_rank(trace)
+        self._evicted = trace.evicted if main is None or not processes(trace) else trace.evicted_of(main)
 
     def count(self, call: Call, site: int | None = None, *, rank: int | None = None) -> int:
         code = CALL_CODE[call]
@@ -162,17 +162,17 @@ class _Calls:
 
     def updates(self) -> int:
         """Of the main process; of its children together where only they train."""
-        kept = self._main(Call.STEP, Call.STEP_MANUAL)
+        kept = self.of_main(Call.STEP, Call.STEP_MANUAL)
         return kept + int(self._evicted.get("updates", 0))
 
     def backwards(self) -> int:
-        return self._main(Call.BACKWARD) + int(self._evicted.get("backwards", 0))
+        return self.of_main(Call.BACKWARD) + int(self._evicted.get("backwards", 0))
 
-    def _main(self, *calls: Call) -> int:
-        everybody = sum(self.count(call) for call in calls)
+    def of_main(self, *calls: Call, site: int | None = None) -> int:
+        everybody = sum(self.count(call, site) for call in calls)
         if self._main_rank is None:
             return everybody
-        return sum(self.count(call, rank=self._main_rank) for call in calls) or everybody
+        return sum(self.count(call, site, rank=self._main_rank) for call in calls) or everybody
 
 
 def _models(trace: Trace) -> tuple[ModelSummary, ...]:
@@ -230,7 +230,7 @@ def _optimizers(trace: Trace, calls: _Calls, series: Mapping[str, Any]) -> tuple
                 name=name,
                 type=fact.get("class") or (site.op if site else None),
                 lr=_current_lr(series, fact, name, first=position == 0),
-                updates=calls.count(Call.STEP, site_id),
+                updates=calls.of_main(Call.STEP, site=site_id),
             )
         )
     return tuple(found)

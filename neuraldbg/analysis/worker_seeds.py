@@ -20,10 +20,10 @@ def same_worker_seeds(evidence: Evidence) -> Finding | None:
     alike = _alike(told, lambda fact: (fact["rank"], fact["site"], fact["begun"]), lambda fact: fact["worker"])
     rank_of = {one.folder: rank for rank, one in processes(evidence.trace).items()}
     if alike:
-        return _within(evidence, *alike, rank_of)
+        return _finding(evidence, *alike, rank_of, across=False)
     told = [fact for fact in told if fact["rank"] in rank_of]
     alike = _alike(told, lambda fact: (fact["site"], fact["begun"]), lambda fact: fact["rank"])
-    return _across(evidence, *alike, rank_of) if alike else None
+    return _finding(evidence, *alike, rank_of, across=True) if alike else None
 
 
 def _alike(told: Group, together: Any, apart: Any) -> tuple[str, Group] | None:
@@ -37,31 +37,20 @@ def _alike(told: Group, together: Any, apart: Any) -> tuple[str, Group] | None:
     return max(found, key=lambda one: len(one[1]), default=None)
 
 
-def _within(evidence: Evidence, generator: str, group: Group, rank_of: dict[int, int]) -> Finding:
-    name, workers = evidence.trace.site_of(group[0]["site"]), sorted(fact["worker"] for fact in group)
+def _finding(evidence: Evidence, generator: str, group: Group, rank_of: dict[int, int], *, across: bool) -> Finding:
+    """`across`: on several ranks; else several workers of one."""
+    loader = evidence.trace.site_of(group[0]["site"])
+    alike = sorted(rank_of[fact["rank"]] if across else fact["worker"] for fact in group)
+    names, draw = ", ".join(map(str, alike[:4])), f"draw the same random numbers ({generator})"
+    how = "every rank augments its own samples in the same way" if across else "they augment their samples alike"
     return Finding(
         "duplicate_data",
-        Severity.WARNING,
-        f"workers {', '.join(map(str, workers[:4]))} of {name.path} draw the same random numbers ({generator})",
+        Severity.INFO if across else Severity.WARNING,
+        f"workers of {loader.path} {draw} on ranks {names}" if across else f"workers {names} of {loader.path} {draw}",
         step=0,
-        source=name.source,
-        evidence={"workers_alike": len(workers), "generator": generator},
-        rank=rank_of.get(group[0]["rank"], 0),
-        confidence=0.95,
-        inference=f"they augment their samples alike, batch after batch; {CURE}",
-    )
-
-
-def _across(evidence: Evidence, generator: str, group: Group, rank_of: dict[int, int]) -> Finding:
-    name, ranks = evidence.trace.site_of(group[0]["site"]), sorted(rank_of[fact["rank"]] for fact in group)
-    return Finding(
-        "duplicate_data",
-        Severity.INFO,
-        f"workers of {name.path} draw the same random numbers ({generator}) on ranks {', '.join(map(str, ranks[:4]))}",
-        step=0,
-        source=name.source,
-        evidence={"ranks_alike": len(ranks), "generator": generator},
-        rank=ranks[1],
-        confidence=0.9,
-        inference=f"every rank augments its own samples in the same way; {CURE}",
+        source=loader.source,
+        evidence={"ranks_alike" if across else "workers_alike": len(alike), "generator": generator},
+        rank=alike[1] if across else rank_of.get(group[0]["rank"], 0),
+        confidence=0.9 if across else 0.95,
+        inference=f"{how}, batch after batch; {CURE}",
     )

@@ -37,6 +37,7 @@ class RankView:
     def __init__(self, reader: RankReader) -> None:
         self.reader = reader
         self.global_of: dict[int, int] = {}  # site ids of this rank -> of the run
+        self.taken: set[int] = set()  # those of the run that are among them
         self.facts_seen = 0
         self.updates = 0
         self.backward_seqs: NDArray[np.int64] = np.empty(0, np.int64)
@@ -66,6 +67,7 @@ class RankView:
 
     def learn(self, local: int, known: int) -> None:
         self.global_of[local] = known
+        self.taken.add(known)
         self._lookup = None
         self._same_ids &= local == known
 
@@ -101,6 +103,7 @@ class MergedRanks:
         self.facts: list[dict[str, Any]] = []
         self.facts_of: dict[Any, list[dict[str, Any]]] = {}  # by type
         self.names = Names([])
+        self._renamed = False  # sites are new since they were named
         self.steps_kind = "update"
         self._known: dict[SiteKey, int] = {}
         self._evicted_backwards: dict[int, int] = {}
@@ -123,6 +126,8 @@ class MergedRanks:
                 self._take_facts(view)
                 view.count_calls()
         self.views = dict(sorted(self.views.items()))
+        if self._renamed:  # once for all ranks
+            self.names, self._renamed = Names(self.sites.values()), False
         if changed:
             self._choose_step_axis()
         return changed
@@ -169,10 +174,11 @@ class MergedRanks:
                     found.append(f"rank {rank}: {missing} rows of {table} are lost")
         return "; ".join(found) or None
 
-    def counted(self, type: str) -> dict[str, int]:
-        """The largest counters each rank reported in facts of this type, or under this name at its end, summed."""
+    def counted(self, type: str, rank: int | None = None) -> dict[str, int]:
+        """The largest counters each rank, or one alone, reported in facts of this type or under this name at its end,
+        summed."""
         largest: dict[tuple[int, str], int] = {}
-        for fact in self.facts:
+        for fact in self.facts if rank is None else (one for one in self.facts if one["rank"] == rank):
             rows = (
                 fact.get("rows") if fact.get("type") == type else fact.get(type) if fact.get("type") == "end" else None
             )
@@ -215,17 +221,14 @@ class MergedRanks:
 
     def _take_facts(self, view: RankView) -> None:
         rank = view.reader.rank
-        sites_changed = False
         for raw in view.reader.facts[view.facts_seen :]:
             fact = {**raw, "rank": rank}
             if fact.get("type") == "site":
-                sites_changed |= self._take_site(view, fact)
+                self._renamed |= self._take_site(view, fact)
             fact = self._in_run_ids(view, fact)
             self.facts.append(fact)
             self.facts_of.setdefault(fact.get("type"), []).append(fact)
         view.facts_seen = len(view.reader.facts)
-        if sites_changed:
-            self.names = Names(self.sites.values())
 
     def _take_site(self, view: RankView, fact: dict[str, Any]) -> bool:
         site = _site_of(fact)
@@ -247,7 +250,6 @@ class MergedRanks:
 
     def _number(self, view: RankView, site: Site) -> int:
         """The id of a site in the run: that of its like in an earlier rank, else its own, out of the others' way."""
-        taken = set(view.global_of.values())
         alike = 0
         while True:
             key = (site.kind, site.model if site.kind is not SiteKind.MODEL else None, site.path, alike)
@@ -256,7 +258,7 @@ class MergedRanks:
                 fresh = site.id + STRIDE * view.reader.rank
                 self._known[key] = fresh
                 return fresh
-            if known not in taken:
+            if known not in view.taken:
                 return known
             alike += 1
 

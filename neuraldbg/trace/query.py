@@ -98,6 +98,10 @@ class Trace:
         """Rows of the oldest segments, deleted to stay under the disk limit, by table."""
         return self._ranks.counted("evicted")
 
+    def evicted_of(self, rank: int) -> dict[str, int]:
+        """The same, of one folder."""
+        return self._ranks.counted("evicted", rank)
+
     @property
     def ranks(self) -> list[int]:
         """The folders that are there, one for each process."""

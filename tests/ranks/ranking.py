@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from forkserver import ForkServer, Result, Running
 from neuraldbg import Trace, open_trace
 from neuraldbg.analysis.summary import RunSummary, summarise
 
-RESULT = re.compile(r"rank \d+ [0-9a-f]{16} loss \S+ sent \d{2}")
+RESULT = re.compile(r"rank \d+ [0-9a-f]{16} loss \S+ sent \d{6}")
 PROGRAMS = Path(__file__).parents[1] / "programs" / "ranks"
 
 
@@ -25,6 +26,12 @@ class Ranks:
 
     def wait(self, timeout: float = 90) -> list[Result]:
         return [one.wait(timeout=timeout, offspring=False) for one in self.running]
+
+    def kill(self) -> None:
+        for one in self.running:
+            if one.code is None:
+                one.kill()
+        self.wait()
 
     def trace(self) -> Trace:
         return open_trace(self.run_dir)
@@ -52,15 +59,22 @@ def free_port() -> int:
 
 
 def launch(
-    server: ForkServer, folder: Path, program: str, *words: str, world: int = 2, options: tuple[str, ...] | None = ()
+    server: ForkServer,
+    folder: Path,
+    program: str,
+    *words: str,
+    world: int = 2,
+    options: tuple[str, ...] | None = (),
+    only: Sequence[int] | None = None,
+    port: int | None = None,
 ) -> Ranks:
-    """Every rank of a program; `options` of the debugger, None without it."""
-    port, script = free_port(), str(PROGRAMS / program)
+    """Every rank of a program, or `only` some; `options` of the debugger, None without it."""
+    port, script = port or free_port(), str(PROGRAMS / program)
     run = folder / "run"
     own = () if options is None else ("debug", *(options or ("--headless",)), "--out", str(run))
     running = [
         server.start(*own, script, *words, neural=options is not None, cwd=folder, env=environment(rank, world, port))
-        for rank in range(world)
+        for rank in (range(world) if only is None else only)
     ]
     return Ranks(running, run)
 

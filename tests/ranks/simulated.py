@@ -79,3 +79,9 @@ def judged(run: Path, kind: str) -> list[Finding]:
         judgement = diagnose(trace)
         assert judgement.failed == {}
         return [one.finding for one in judgement.diagnoses if one.finding.kind == kind]
+
+
+def timed(one: SimulatedRank, own: np.ndarray, step: float = 0.1, backward: float = 0.02) -> None:
+    count = len(own)
+    one.series("step_time_s", np.full(count, step)).series("sync_s", step - own)
+    one.series("backward_own_s", np.full(count, backward)).updates(count)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated import SimulatedRank, a_run_of_ranks, judged
+from simulated import SimulatedRank, a_run_of_ranks, judged, timed
 
 from neuraldbg import open_trace
+from neuraldbg.analysis.phases import rank_times
 from neuraldbg.analysis.rank_overview import overview
 from neuraldbg.analysis.rank_steps import communication
 from neuraldbg.analysis.ranks import main_rank, processes, run_of_main
@@ -16,69 +17,6 @@ from neuraldbg.records import Call, Severity, SiteKind
 from neuraldbg.trace.rundir import write_launched
 
 STEPS = 60
-
-
-def timed(one: SimulatedRank, own: np.ndarray, step: float = 0.1, backward: float = 0.02) -> None:
-    count = len(own)
-    one.series("step_time_s", np.full(count, step)).series("sync_s", step - own)
-    one.series("backward_own_s", np.full(count, backward)).updates(count)
-
-
-def noisy(mean: float, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(mean, 0.004, STEPS)
-
-
-def test_ranks_of_equal_work_have_no_straggler(tmp_path: Path) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 4)
-    for rank, one in enumerate(ranks):
-        timed(one, noisy(0.06, rank))
-        one.end().close()
-    assert judged(run, "straggler_rank") == []
-
-
-@pytest.mark.parametrize("phase", ["backward", "data", "forward"])
-def test_a_slow_rank_is_named_with_the_phase_it_is_slow_in(tmp_path: Path, phase: str) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 4)
-    for rank, one in enumerate(ranks):
-        slow = 0.03 if rank == 2 else 0.0
-        timed(one, noisy(0.06 + slow, rank), backward=0.02 + (slow if phase == "backward" else 0))
-        wait = 0.005 + (slow if phase == "data" else 0)
-        one.calls(Call.BATCH, np.arange(STEPS), duration_ns=int(wait * 1e9))
-        one.end().close()
-    [found] = judged(run, "straggler_rank")
-    assert (found.severity, found.rank, found.evidence["phase"]) == (Severity.WARNING, 2, phase)
-    assert found.evidence["behind_ms"] == pytest.approx(30, abs=6)
-
-
-def test_a_slow_rank_is_named_also_where_another_is_missing(tmp_path: Path) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 4)
-    for rank, one in enumerate(ranks):
-        timed(one, noisy(0.06 + 0.03 * (rank == 2), rank)[: 4 if rank == 3 else STEPS])
-        one.end().close()
-    [found] = judged(run, "straggler_rank")
-    assert (found.severity, found.rank) == (Severity.WARNING, 2)
-
-
-def test_a_rank_that_becomes_slow_is_told_since_when(tmp_path: Path) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 2)
-    for rank, one in enumerate(ranks):
-        own = noisy(0.05, rank)
-        own[6:] += 0.04 * (rank == 1)
-        timed(one, own)
-        one.end().close()
-    [found] = judged(run, "straggler_rank")
-    assert found.step == pytest.approx(6, abs=2)
-
-
-def test_a_rank_that_is_late_now_and_then_is_information(tmp_path: Path) -> None:
-    run, ranks = a_run_of_ranks(tmp_path, 2)
-    for rank, one in enumerate(ranks):
-        own = noisy(0.05, rank)
-        own[::5] += 0.3 * (rank == 0)
-        timed(one, own, step=0.4)
-        one.end().close()
-    [found] = judged(run, "straggler_rank")
-    assert (found.severity, found.rank) == (Severity.INFO, 0)
 
 
 def digested(one: SimulatedRank, call: Call, steps: list[int], value: int) -> None:
@@ -159,6 +97,16 @@ def test_a_killed_rank_is_named_and_not_those_that_the_launcher_ended(tmp_path: 
     assert found.evidence["signal"] == "SIGKILL"
 
 
+def test_a_rank_that_its_process_group_aborted_is_told_so(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    for one in ranks:
+        one.updates(10).close()
+    write_launched(run, {"exit_code": 1, "error": None, "children": [[0, -6], [1, -15]]})
+    [found] = judged(run, "rank_divergence")
+    assert (found.rank, found.evidence["signal"]) == (0, "SIGABRT")
+    assert "different collectives" in found.inference
+
+
 def test_a_rank_that_was_killed_on_another_node_is_named(tmp_path: Path) -> None:
     run, ranks = a_run_of_ranks(tmp_path, 4)
     for one in ranks:
@@ -233,6 +181,16 @@ def test_two_of_four_ranks_that_share_their_batches_are_named(tmp_path: Path) ->
     assert "same batches as rank 2" in found.summary
 
 
+def test_ranks_that_share_their_batches_are_named_where_another_has_told_of_none(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 4)
+    for rank, one in enumerate(ranks):
+        if rank != 3:
+            _fed(one, [1000 * min(rank, 1) + step for step in range(20)])
+        one.updates(20).end().close()
+    [found] = judged(run, "duplicate_data")
+    assert "rank 2 trained on the same batches as rank 1" in found.summary
+
+
 def test_a_launch_that_was_begun_anew_is_judged_by_its_last_time(tmp_path: Path) -> None:
     run, ranks = a_run_of_ranks(tmp_path, 2)
     for one in ranks:
@@ -266,6 +224,21 @@ def test_a_failure_is_that_of_the_rank_that_failed_first(tmp_path: Path) -> None
     ranks[1].updates(8).end(exit_code=1, error="ValueError: no more disks", at_s=4).close()
     with open_trace(run) as trace:
         assert run_of_main(trace).error == "rank 1: ValueError: no more disks"
+
+
+def test_the_profile_tells_of_ranks_and_not_of_folders(tmp_path: Path) -> None:
+    """Of a script that spawns them, the parent has the first folder."""
+    run, _ = a_run_of_ranks(tmp_path, 0)
+    for rank in (0, 1):
+        one = SimulatedRank(run, rank, 2, folder=2 - rank)
+        timed(one, np.full(STEPS, 0.04), step=0.1 + 0.1 * rank)
+        one.end().close()
+    with open_trace(run) as trace:
+        told = rank_times(trace)
+    assert [(one["rank"], one["step_ms"], one["data_ms"]) for one in told] == [
+        (0, pytest.approx(100), None),
+        (1, pytest.approx(200), None),
+    ]
 
 
 def test_the_overview_tells_of_every_rank_also_of_one_that_said_nothing(tmp_path: Path) -> None:

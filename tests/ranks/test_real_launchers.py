@@ -3,6 +3,7 @@ test_real_pauses.py."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,5 +44,19 @@ def test_the_debugger_under_torchrun_is_one_run(torch_server: ForkServer, tmp_pa
     assert result.stderr.count("Verdict") == 1
     [run] = (tmp_path / "neuraldbg_runs").iterdir()
     with open_trace(run) as trace:
+        assert trace.ranks == [0, 1]
+        assert kinds(summarise(trace, alive=False)) == []
+
+
+def test_ranks_of_accelerate_are_one_run(torch_server: ForkServer, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    command = str(Path(sys.executable).with_name("accelerate"))
+    two = ("--multi_gpu", "--num_processes=2", "--num_machines=1", f"--main_process_port={free_port()}")
+    how = ("--mixed_precision=no", "--dynamo_backend=no", str(PROGRAMS / "ddp.py"))
+    words = ("debug", "--headless", "--out", "run", command, "launch", *two, *how)
+    result = torch_server.neural(*words, cwd=tmp_path, timeout=200)
+    assert result.code == 0, result.stderr
+    assert "2 of 2 ranks" in result.stderr
+    with open_trace(tmp_path / "run") as trace:
         assert trace.ranks == [0, 1]
         assert kinds(summarise(trace, alive=False)) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from forkserver import ForkServer
-from ranking import Launches, kinds, launch, told
+from ranking import PROGRAMS, Launches, free_port, kinds, launch, told
 from waiting import eventually
 
 from neuraldbg.analysis.rank_overview import overview
@@ -47,6 +47,7 @@ def test_a_healthy_training_is_the_same_bit_for_bit_and_has_no_finding(
     summary = ranks.summary()
     assert kinds(summary) == [], summary.findings
     assert (summary.run.world_size, summary.steps) == (2, 24)
+    assert [one.updates for one in summary.optimizers] == [24], "of one rank, not of all"
     assert summary.verdict.state == "healthy", summary.verdict
     assert not [note for note in summary.notes if "stopped watching" in note.text]
 
@@ -100,6 +101,9 @@ FAULTS = [
     ("ddp.py", "slow_loader", "straggler_rank", 1, (0, 6)),
     ("fsdp.py", "slow_rank", "straggler_rank", 1, (0, 6)),
     ("ddp.py", "unwrapped", "gradient_not_synchronised", 1, (0, 0)),
+    ("ddp.py", "one_unwrapped", "gradient_not_synchronised", 1, (0, 0)),
+    ("ddp.py", "no_sync", "gradient_not_synchronised", 1, (0, 0)),
+    ("ddp.py", "one_no_sync", "gradient_not_synchronised", 1, (0, 0)),
     ("ddp.py", "seeds", "weights_out_of_sync_across_ranks", 1, (0, 0)),
     ("ddp.py", "drift", "weights_out_of_sync_across_ranks", 1, (7, 16)),
     ("ddp.py", "same_data", "duplicate_data", 1, (0, 0)),
@@ -117,6 +121,37 @@ def test_a_planted_fault_is_named_with_its_rank_and_step(
     found = next(one for one in summary.findings if one["kind"] == kind)
     assert found["rank"] == rank
     assert between[0] <= found["step"] <= between[1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("unwrapped", "is never called"),
+        ("one_unwrapped", "is never called"),
+        ("no_sync", "no_sync()"),
+        ("one_no_sync", "no_sync()"),
+    ],
+)
+def test_gradients_that_were_not_averaged_are_told_with_the_reason(launches: Launches, fault: str, why: str) -> None:
+    summary = launches.of("ddp.py", fault, "24").ranks.summary()
+    found = next(one for one in summary.findings if one["kind"] == "gradient_not_synchronised")
+    assert (found["severity"], found["evidence"]["ranks"]) == ("critical", "1")
+    assert why in found["inference"]
+    assert "ddp.py" in found["source"]
+
+
+def test_what_a_wrapper_and_groups_of_ones_own_send_is_counted_by_group(launches: Launches) -> None:
+    with launches.of("ddp.py", "").ranks.trace() as trace:
+        [wrapper] = communication(trace)
+    with launches.of("ddp.py", "by_hand").ranks.trace() as trace:
+        by_hand = {one["group"]: one for one in communication(trace) if one["operation"] == "all_reduce"}
+    weights, biases = 8 * 64 + 64 * 64 + 64, 64 + 64 + 1
+    assert (wrapper["operation"], wrapper["group"]) == ("all_reduce", "DistributedDataParallel")
+    assert (wrapper["calls"], wrapper["bytes"]) == (2 * 24, 2 * 24 * 4 * (weights + biases))
+    assert {group: (one["calls"], one["bytes"]) for group, one in by_hand.items()} == {
+        "world": (2 * 24 * 3, 2 * 24 * 4 * weights),
+        "mine": (2 * 24 * 3, 2 * 24 * 4 * biases),
+    }
 
 
 @pytest.mark.parametrize(("fault", "phase"), [("slow_rank", "forward"), ("slow_loader", "data")])
@@ -155,6 +190,16 @@ def test_of_four_ranks_the_odd_one_is_named(torch_server: ForkServer, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("program", ["ddp.py", "fsdp.py"])
+def test_of_four_ranks_the_slow_one_is_named(torch_server: ForkServer, tmp_path: Path, program: str) -> None:
+    ranks = launch(torch_server, tmp_path, program, "slow_rank", "40", world=4)
+    assert [one.code for one in ranks.wait()] == [0] * 4
+    summary = ranks.summary()
+    assert kinds(summary) == ["straggler_rank"]
+    assert (summary.findings[0]["rank"], summary.findings[0]["evidence"]["phase"]) == (1, "forward")
+
+
+@pytest.mark.slow
 def test_four_sharded_ranks_are_healthy_and_the_same(torch_server: ForkServer, tmp_path: Path) -> None:
     plain = launch(torch_server, tmp_path, "fsdp.py", world=4, options=None).wait()
     ranks = launch(torch_server, tmp_path, "fsdp.py", world=4)
@@ -163,29 +208,71 @@ def test_four_sharded_ranks_are_healthy_and_the_same(torch_server: ForkServer, t
     assert kinds(ranks.summary()) == []
 
 
+HANGS = [
+    ("ddp.py", "hang", 2, "rank 1 stands in the script's own code", "rank 0 in backward"),
+    ("ddp.py", "hang", 4, "rank 1 stands in the script's own code", "ranks 0, 2, 3 in backward"),
+    ("ddp.py", "hang_loader", 4, "rank 1 stands in the data loader", "ranks 0, 2, 3 in backward"),
+    ("ddp.py", "stopped", 4, "nothing was heard of rank 1 for", "ranks 0, 2, 3 in backward"),
+    ("fsdp.py", "hang", 2, "rank 1 stands in the script's own code", "rank 0 in "),
+]
+
+
 @pytest.mark.slow
-def test_a_hang_names_who_stands_where_with_their_stacks(torch_server: ForkServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("program", "fault", "world", "who", "others"), HANGS)
+def test_a_hang_names_who_stands_where_with_their_stacks(
+    torch_server: ForkServer, tmp_path: Path, program: str, fault: str, world: int, who: str, others: str
+) -> None:
     """Looked at from outside where py-spy is installed; where it is not, that is said."""
-    ranks = launch(torch_server, tmp_path, "ddp.py", "hang")
+    ranks = launch(torch_server, tmp_path, program, fault, world=world)
     try:
-        eventually(lambda: read_stacks(ranks.run_dir) is not None)
+        eventually(lambda: read_stacks(ranks.run_dir) is not None, patience_s=150)
         summary = ranks.summary()
     finally:
-        for one in ranks.running:
-            one.kill()
-        ranks.wait()
+        ranks.kill()
     named = next(one for one in summary.findings if one["kind"] == "rank_divergence")
-    assert (named["severity"], named["rank"], named["step"]) == ("critical", 1, 8)
-    assert "rank 1 stands in" in named["summary"]
-    assert "rank 0 in backward" in named["summary"]
-    assert "ddp.py" in named["source"]
+    assert (named["severity"], named["rank"], named["step"]) == ("critical", 1, 8), named
+    assert who in named["summary"]
+    assert others in named["summary"]
+    assert kinds(summary) == ["rank_divergence"]
+    if fault == "stopped":
+        return
+    assert program in named["source"]
     if py_spy() is None:
         assert "pip install py-spy" in named["evidence"]["stacks"]
-        assert "ddp.py" in named["evidence"]["stack"]
+        assert program in named["evidence"]["stack"]
     else:
         assert "stacks.json" in named["evidence"]["stacks"]
-        assert named["evidence"]["stack_of_rank_1"].startswith("train (ddp.py:")
-        assert "backward" in named["evidence"]["stack_of_rank_0"]
+        assert program in named["evidence"]["stack_of_rank_1"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_not_come_is_named_and_forgotten_once_it_comes(
+    torch_server: ForkServer, tmp_path: Path
+) -> None:
+    port = free_port()
+    ranks = launch(torch_server, tmp_path, "ddp.py", "", only=(0,), port=port)
+    try:
+        eventually(lambda: read_stacks(ranks.run_dir) is not None, patience_s=150)
+        [missing] = [one for one in ranks.summary().findings if one["kind"] == "rank_divergence"]
+        late = launch(torch_server, tmp_path, "ddp.py", "", only=(1,), port=port)
+        results = [*ranks.wait(), *late.wait()]
+    finally:
+        ranks.kill()
+    assert (missing["severity"], missing["rank"], missing["step"]) == ("critical", 1, 0)
+    assert "1 of 2 ranks have come" in missing["summary"]
+    assert "rank 0 in init_process_group" in missing["summary"]
+    assert "ddp.py:" in missing["source"]
+    assert [one.code for one in results] == [0, 0], results[0].stderr
+    assert kinds(ranks.summary()) == []
+
+
+def test_ranks_that_a_script_forks_train_as_ever_and_it_is_said_that_nobody_watches_them(
+    torch_server: ForkServer, tmp_path: Path
+) -> None:
+    words = ("debug", "--headless", "--out", str(tmp_path / "run"), str(PROGRAMS / "forked.py"), str(free_port()))
+    result = torch_server.neural(*words, cwd=tmp_path)
+    assert (result.code, result.stdout) == (0, "[0, 0]\n"), result.stderr
+    assert result.stderr.count("was forked and is not watched") == 2
 
 
 def test_nothing_is_digested_or_counted_in_a_single_process(torch_server: ForkServer, tmp_path: Path) -> None:

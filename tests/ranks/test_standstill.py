@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from simulated import START_NS, SimulatedRank, a_run_of_ranks, judged
 
+from neuraldbg import open_trace
+from neuraldbg.analysis.summary import summarise
 from neuraldbg.records import Call, Finding, Severity
 from neuraldbg.trace.rundir import write_launched, write_stacks
 
@@ -133,3 +136,80 @@ def test_a_standstill_that_is_over_is_forgotten(tmp_path: Path) -> None:
         _standing(one, "barrier", 30, "train.py:50", at_s=-1)
         one.updates(30).end().close()
     assert judged(run, "rank_divergence") == []
+
+
+def test_a_rank_that_is_not_heard_of_has_not_written_its_last_updates(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 3)
+    for rank, one in enumerate(ranks):
+        one.updates(5 if rank == 2 else 8)
+        if rank != 2:
+            _standing(one, "backward", 40, "train.py:50")
+        one.close()
+    [found] = judged(run, "rank_divergence")
+    assert (found.rank, found.step) == (2, 8)
+
+
+@pytest.mark.parametrize("how", ["it still runs", "it is over"])
+def test_a_rank_that_trains_alone_while_others_wait_for_its_gradients_is_named(tmp_path: Path, how: str) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 3)
+    for rank, one in enumerate(ranks):
+        one.updates(40 if rank == 1 else 4)
+        if how == "it is over":
+            lost = {"exit_code": 1, "error": "RuntimeError: Connection closed by peer"}
+            one.writer.fact("wrapper", **{"class": "DistributedDataParallel"}, line="train.py:9", parameter_bytes=40)
+            one.end(**({} if rank == 1 else lost), at_s=50 + rank)
+        elif rank != 1:
+            _standing(one, "backward", 20, "train.py:50")
+        one.close()
+    [found] = judged(run, "gradient_not_synchronised")
+    assert (found.severity, found.rank, found.step) == (Severity.CRITICAL, 1, 4)
+    assert "rank 1 made 40 updates with gradients of its own while ranks 0, 2 waited" in found.summary
+
+
+@pytest.mark.parametrize("where", ["recv", "barrier", "broadcast"])
+def test_a_rank_that_waits_for_a_trained_model_is_no_alarm(tmp_path: Path, where: str) -> None:
+    """One that only evaluates, say."""
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    _standing(ranks[1], where, 30, "evaluate.py:5")
+    ranks[0].updates(400)
+    for one in ranks:
+        one.close()
+    assert judged(run, "gradient_not_synchronised") + judged(run, "rank_divergence") == []
+
+
+def test_rows_that_were_given_up_for_space_are_no_missing_updates(tmp_path: Path) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    ranks[0].calls(Call.STEP, range(900, 1000))
+    ranks[0].writer.fact("evicted", rows={"updates": 900, "calls": 900})
+    ranks[1].calls(Call.STEP, range(500, 1000))
+    ranks[1].writer.fact("evicted", rows={"updates": 500, "calls": 500})
+    _standing(ranks[0], "backward", 20, "train.py:50")
+    for one in ranks:
+        one.close()
+    assert judged(run, "gradient_not_synchronised") == []
+    with open_trace(run) as trace:
+        assert summarise(trace, alive=True).steps == 1000
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_that_have_not_come_are_named(tmp_path: Path, world: int) -> None:
+    run, _ = a_run_of_ranks(tmp_path, 0)
+    first = SimulatedRank(run, 0, world, wall_ns=START_NS)
+    _standing(first, "init_process_group", 40, "train.py:9")
+    first.close()
+    [found] = judged(run, "rank_divergence")
+    assert (found.severity, found.rank, found.step) == (Severity.CRITICAL, 1, 0)
+    others = "rank 1" if world == 2 else "ranks 1, 2, 3"
+    assert f"1 of {world} ranks have come and wait since 40 s for {others}: " in found.summary
+    assert "rank 0 in init_process_group at train.py:9" in found.summary
+
+
+def test_a_rank_that_waited_until_the_others_had_used_their_batches_up_is_no_alarm(tmp_path: Path) -> None:
+    """The Join context manager."""
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    _standing(ranks[1], "all_reduce", 12, "train.py:50")
+    for one, updates in zip(ranks, (30, 20), strict=True):
+        one.updates(updates).end().close()
+    [found] = judged(run, "rank_divergence")
+    assert found.severity is Severity.INFO
+    assert judged(run, "gradient_not_synchronised") == []

@@ -9,7 +9,8 @@ import numpy as np
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.analysis.rank_digests import Difference, first_difference
-from neuraldbg.analysis.ranks import Process, processes
+from neuraldbg.analysis.rank_states import RanAhead, ran_ahead, states_of_ranks
+from neuraldbg.analysis.ranks import Process, named, processes
 from neuraldbg.records import Call, Finding, Severity, SiteKind
 from neuraldbg.trace.tables import CALL_CODE
 
@@ -84,32 +85,72 @@ def gradient_not_synchronised(evidence: Evidence) -> Iterator[Finding]:
     """A rank updates its weights with gradients of its own.
 
     Finds: gradients that differ between ranks when the optimizer steps, in ranks that held the same weights, and
-    weights that differ from then on.
+    weights that differ from then on; a rank that makes updates alone while others wait for its gradients.
     Why it matters: every rank trains a network of its own on its share of the data; only one of them is saved.
-    Decides by: a hash of every gradient, taken by every rank before the same updates, and the gradient norm of every
-    update. An optimizer that puts gradients together inside step() leaves equal weights and does not count.
+    Decides by: a hash of every gradient, taken by every rank before the same updates, the gradient norm and the number
+    of updates. An optimizer that puts gradients together inside step() leaves equal weights and does not count.
     Usual cures: call the wrapper, not model.module; leave no_sync() before the last backward of an update; all_reduce
     by hand on every rank, for every parameter, before step().
     """
+    alone = ran_ahead(states_of_ranks(evidence))
+    if alone is not None:
+        yield _alone(evidence, alone)
+        return
     weights, gradients = differences(evidence)
     if gradients is None or weights is None or not _of_gradients(weights, gradients):
         return
     step = _first_apart(evidence, gradients)
-    unused = _unused_wrapper(evidence)
+    rank = gradients.ranks[0] if gradients.ranks else 0
+    source, why = _why(evidence, rank)
     yield Finding(
         "gradient_not_synchronised",
         _severity(evidence, weights),
         f"{_who(gradients)} other gradients than the others from update {step} on: {_what(evidence, gradients)}",
         step=step,
         layer=evidence.layer_of(gradients.site),
-        source=unused or evidence.line_of(Call.BACKWARD),
+        source=source,
         evidence=_numbers(evidence, gradients),
-        rank=gradients.ranks[0] if gradients.ranks else 0,
+        rank=rank,
         confidence=0.97,
-        inference=f"the wrapper made at {unused} is never called: the model inside it is, so nothing is averaged"
-        if unused
-        else "the gradients of this update were not averaged over the ranks",
+        inference=why,
     )
+
+
+def _alone(evidence: Evidence, alone: RanAhead) -> Finding:
+    rank = alone.ahead[0]
+    source, why = _why(evidence, rank)
+    updates = states_of_ranks(evidence)[rank].updates
+    return Finding(
+        "gradient_not_synchronised",
+        Severity.CRITICAL,
+        f"{named(alone.ahead)} made {updates:,} updates with gradients of its own while {named(alone.waited)} waited "
+        f"for them at update {alone.step}",
+        step=alone.step,
+        source=source,
+        evidence={
+            "updates_it_made": updates,
+            "updates_of_those_that_waited": alone.step,
+            "ranks": ", ".join(map(str, alone.ahead[:16])),
+            "ranks_that_waited": ", ".join(map(str, alone.waited[:16])),
+        },
+        rank=rank,
+        confidence=0.95,
+        inference=why,
+    )
+
+
+def _why(evidence: Evidence, rank: int) -> tuple[str | None, str]:
+    """The line to look at, and what happened there."""
+    folder = processes(evidence.trace)[rank].folder
+    unused = _unused_wrapper(evidence, folder)
+    if unused:
+        return unused, f"the wrapper made at {unused} is never called: the model inside it is, so nothing is averaged"
+    line = evidence.line_of(Call.BACKWARD)
+    under = [fact for fact in evidence.trace.facts("unsynced") if fact["rank"] == folder]
+    if under:
+        told = under[0]["update"]
+        return line, f"every backward of update {told} was made under no_sync(): nothing was averaged"
+    return line, "the gradients of this update were not averaged over the ranks"
 
 
 def _severity(evidence: Evidence, weights: Difference) -> Severity:
@@ -130,10 +171,10 @@ def _meant_together(evidence: Evidence) -> bool:
     return len(np.unique(sent)) > evidence.updates / 2
 
 
-def _unused_wrapper(evidence: Evidence) -> str | None:
-    """The line that makes a wrapper which the model is never called through."""
-    made = evidence.facts("wrapper")
-    used = any(fact.get("wrapper") for fact in evidence.facts("model"))
+def _unused_wrapper(evidence: Evidence, folder: int) -> str | None:
+    """The line that makes a wrapper which the model is never called through, in one rank."""
+    made = [fact for fact in evidence.trace.facts("wrapper") if fact["rank"] == folder]
+    used = any(fact.get("wrapper") for fact in evidence.trace.facts("model") if fact["rank"] == folder)
     return None if used or not made else made[-1].get("line")
 
 

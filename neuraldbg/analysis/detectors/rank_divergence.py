@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from neuraldbg.analysis.catalogue import symptom
 from neuraldbg.analysis.evidence import Evidence
-from neuraldbg.analysis.ranks import Process, interrupted, lost_others, processes
-from neuraldbg.records import Call, Finding, Severity
+from neuraldbg.analysis.rank_states import HANGS_S, JOINING, JOINS_S, State, ran_ahead, states_of_ranks, waits
+from neuraldbg.analysis.ranks import interrupted, lost_others, named
+from neuraldbg.records import Finding, Severity
 from neuraldbg.trace.rundir import read_launched, read_stacks
-from neuraldbg.trace.tables import CALL_CODE
 
-HANGS_S = 10.0  # no rank has moved for so long
 UNHEARD_S = 30.0  # a rank that moves, or stands and can say so, has told something by then
 UNHEARD = "silence"
 UNHEARD_WHY = "it holds the interpreter in code that is not Python's, is stopped, or its machine is gone"
 MOST_STACKS = 3  # in the evidence; the file has all
 MOST_FRAMES = 8
+DEATHS = {
+    "SIGKILL": "SIGKILL without a word is most often the memory of the machine running out (see its kernel log)",
+    "SIGABRT": "it was aborted outside Python: process groups do that where ranks make different collectives, or wait "
+    "too long for one; what they say is on stderr",
+}
 BY_THE_LAUNCHER = (signal.SIGTERM, signal.SIGINT)  # what a launcher ends the others with when one has failed
-WAITING = ("all_", "reduce", "broadcast", "gather", "scatter", "barrier", "send", "recv", "batch_isend", "backward")
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """How far one rank came, and what was last heard of it."""
-
-    process: Process
-    updates: int
-    last_ns: int
-    end: dict[str, Any] | None
-    standing: dict[str, Any] | None  # where it stood, if it never moved again
 
 
 @symptom("rank_divergence")
 def rank_divergence(evidence: Evidence) -> Iterator[Finding]:
     """Ranks no longer do the same.
 
-    Finds: a rank that was killed, fell silent or was done before the others, ranks that all stand still because one of
-    them does not come, and ranks that made different numbers of updates.
+    Finds: a rank that was killed, fell silent, never came or was done before the others, ranks that all stand still
+    because one of them does not come, one that trains on alone while others wait for it, and ranks that made different
+    numbers of updates.
     Why it matters: ranks wait for each other; one that is missing stops all of them, often without a word.
     Decides by: how each process ended, as its launcher and its own trace tell; of a standstill, what the training
     thread of every rank was doing and for how long, with whole stacks where py-spy is installed; the number of updates
@@ -50,43 +40,22 @@ def rank_divergence(evidence: Evidence) -> Iterator[Finding]:
     Usual cures: look at the rank that is named, not at those that wait for it; the same number of batches on every
     rank (drop_last, DistributedSampler, or the Join context manager); every rank must make the same collectives.
     """
-    states = _states(evidence)
-    if len(states) < 2:
-        return
-    found = _killed(evidence, states) or _hang(evidence, states) or _silent(states)
-    found = found or _left_early(states) or _unequal(states)
+    states = states_of_ranks(evidence)
+    found = _absent(states)
+    if found is None and len(states) > 1:
+        found = _killed(evidence, states) or _ran_ahead(evidence, states) or _hang(evidence, states)
+        found = found or _silent(states) or _left_early(states) or _unequal(states)
     if found is not None:
         yield found
 
 
 def lost_rank(evidence: Evidence) -> Finding | None:
     """A rank that died, fell silent or was done before any other failed."""
-    states = _states(evidence)
-    return (_killed(evidence, states) or _silent(states) or _left_early(states)) if states else None
-
-
-def _states(evidence: Evidence) -> dict[int, State]:
-    return evidence.once("states of ranks", lambda: _states_of(evidence))
-
-
-def _states_of(evidence: Evidence) -> dict[int, State]:
-    trace = evidence.trace
-    group = processes(trace)
-    if len(group) < 2:
-        return {}
-    ends = {fact["rank"]: fact for fact in trace.facts("end")}
-    stood = {fact["rank"]: fact for fact in trace.facts("standing")}
-    joined = {fact["rank"]: int(fact.get("wall_ns") or 0) for fact in trace.facts("process")}
-    table = trace.table("calls", ("call", "wall_ns", "rank"))
-    steps = np.isin(table["call"], [CALL_CODE[Call.STEP], CALL_CODE[Call.STEP_MANUAL]])
-    states = {}
-    for rank, one in group.items():
-        mine = table["rank"] == one.folder
-        last = int(table["wall_ns"][mine].max(initial=0)) or joined.get(one.folder, 0)
-        still = stood.get(one.folder)
-        moved = still is not None and last > still["wall_ns"] - int(1e9 * still["since_s"]) + int(1e9)
-        states[rank] = State(one, int((mine & steps).sum()), last, ends.get(one.folder), None if moved else still)
-    return states
+    states = states_of_ranks(evidence)
+    found = _absent(states)
+    if found is not None or len(states) < 2:
+        return found
+    return _killed(evidence, states) or _ran_ahead(evidence, states) or _silent(states) or _left_early(states)
 
 
 def _killed(evidence: Evidence, states: dict[int, State]) -> Finding | None:
@@ -109,27 +78,25 @@ def _killed(evidence: Evidence, states: dict[int, State]) -> Finding | None:
         evidence={"signal": name, "updates_it_had_written": state.updates, **_counts(states)},
         rank=rank,
         confidence=0.98,
-        inference="SIGKILL without a word is most often the memory of the machine running out (see its kernel log)"
-        if name == "SIGKILL"
-        else "the process crashed outside Python",
+        inference=DEATHS.get(name, "the process crashed outside Python"),
     )
 
 
 def _hang(evidence: Evidence, states: dict[int, State]) -> Finding | None:
     """No rank moves: each stands somewhere, has left, or is not heard of any more."""
-    stood = {rank: one.standing for rank, one in states.items() if one.standing is not None and not _ended_well(one)}
+    stood = {rank: one.standing for rank, one in states.items() if one.standing is not None and not one.ended_well}
     left = [rank for rank, one in states.items() if rank not in stood and one.end and not interrupted(one.end)]
     unheard = _unheard(states, stood, left)
     stood |= unheard
     if not stood or len(stood) + len(left) < len(states) or max(f["since_s"] for f in stood.values()) < HANGS_S:
         return None
-    working = [rank for rank, fact in stood.items() if not _waits(fact["where"])]
+    working = [rank for rank, fact in stood.items() if not waits(fact["where"])]
     failed = [rank for rank in left if _failed_by_itself(states[rank].end)]
     if failed and all(states[one].end is not None for one in stood):
         return None  # it is over, and what ended it is known
     rank = [*unheard, *working, *failed, *left, *list(stood)[-1:]][0]
     waiting = {each: fact for each, fact in stood.items() if each != rank}
-    step = min(one.updates for one in states.values())
+    step = min(one.updates for each, one in states.items() if each not in unheard)  # whose last rows are not written
     shown = stood.get(rank) or next(iter(stood.values()))
     return Finding(
         "rank_divergence",
@@ -147,6 +114,55 @@ def _hang(evidence: Evidence, states: dict[int, State]) -> Finding | None:
         rank=rank,
         confidence=0.9,
         inference=UNHEARD_WHY if rank in unheard else _why(stood, alone=bool(working or left)),
+    )
+
+
+def _ran_ahead(evidence: Evidence, states: dict[int, State]) -> Finding | None:
+    """It makes update after update while others wait for it: it does not take part in their collectives."""
+    found = ran_ahead(states)
+    if found is None:
+        return None
+    rank = found.ahead[0]
+    waiting = {each: fact for each in found.waited if (fact := states[each].standing) is not None}
+    shown = next(iter(waiting.values()), {})
+    seconds = {"seconds": float(max(fact["since_s"] for fact in waiting.values()))} if waiting else {}
+    return Finding(
+        "rank_divergence",
+        Severity.CRITICAL,
+        f"{named(found.ahead)} made {states[rank].updates:,} updates alone while {named(found.waited)} waited for "
+        f"gradients after {found.step:,}; {_all_where(waiting) if waiting else _others(states, rank)}",
+        step=found.step,
+        source=shown.get("line"),
+        evidence={**seconds, **_stacks(evidence, found.step, [rank, *waiting], shown), **_counts(states)},
+        rank=rank,
+        confidence=0.95,
+        inference="it does not take part in what the others wait in: every rank must make the same collectives",
+    )
+
+
+def _absent(states: dict[int, State]) -> Finding | None:
+    """Those who are there wait for ranks of which nothing was ever heard."""
+    world = max((one.process.world_size for one in states.values()), default=0)
+    missing = [rank for rank in range(world) if rank not in states]
+    stood = {
+        rank: fact
+        for rank, one in states.items()
+        if (fact := one.standing) is not None and fact["where"] == JOINING and not one.ended_well
+    }
+    if not missing or not stood or (since_s := max(fact["since_s"] for fact in stood.values())) < JOINS_S:
+        return None
+    return Finding(
+        "rank_divergence",
+        Severity.CRITICAL,
+        f"{len(states)} of {world} ranks have come and wait since {since_s:.0f} s for {named(missing)}: "
+        f"{_all_where(stood)}",
+        step=0,
+        source=next(iter(stood.values())).get("line"),
+        evidence={"seconds": float(since_s), "missing": len(missing), **_counts(states)},
+        rank=missing[0],
+        confidence=0.9,
+        inference="it was not started, ended before it could join, or does not reach the others: MASTER_ADDR, "
+        "MASTER_PORT and WORLD_SIZE must be the same on all of them",
     )
 
 
@@ -188,8 +204,8 @@ def _frames(one: dict[str, Any]) -> str:
     main = next((each for each in one.get("threads") or () if each.get("main")), None)
     if main is None:
         return str(one.get("why_not") or "not seen")
-    named = [_short(frame) for frame in main["frames"] if "/neuraldbg/" not in frame and "<frozen" not in frame]
-    return " < ".join(named[:MOST_FRAMES])
+    seen = [_short(frame) for frame in main["frames"] if "/neuraldbg/" not in frame and "<frozen" not in frame]
+    return " < ".join(seen[:MOST_FRAMES])
 
 
 def _short(frame: str) -> str:
@@ -220,8 +236,8 @@ def _silent(states: dict[int, State]) -> Finding | None:
 
 def _left_early(states: dict[int, State]) -> Finding | None:
     """Some were done, and others then lost them in the middle of a step."""
-    failed = [one for one in states.values() if one.end is not None and not _ended_well(one)]
-    done = [rank for rank, one in states.items() if _ended_well(one)]
+    failed = [one for one in states.values() if one.end is not None and not one.ended_well]
+    done = [rank for rank, one in states.items() if one.ended_well]
     if not failed or not done or not all(lost_others(one.end) for one in failed):
         return None
     rank = min(done, key=lambda one: _end_ns(states[one]))
@@ -235,7 +251,11 @@ def _left_early(states: dict[int, State]) -> Finding | None:
         evidence=_counts(states),
         rank=rank,
         confidence=0.93,
-        inference="it was given fewer batches, or left its loop: every rank must make the same number of updates",
+        inference=(
+            "it did not wait for them: every rank must make the same collectives"
+            if states[rank].updates > max(one.updates for one in failed) + 1
+            else "it was given fewer batches, or left its loop: every rank must make the same number of updates"
+        ),
     )
 
 
@@ -245,7 +265,7 @@ def _end_ns(one: State) -> int:
 
 def _unequal(states: dict[int, State]) -> Finding | None:
     """All ended well, with different numbers of updates: allowed (Join), and worth knowing."""
-    if not all(_ended_well(one) for one in states.values()):
+    if not all(one.ended_well for one in states.values()):
         return None
     updates = {rank: one.updates for rank, one in states.items()}
     if len(set(updates.values())) == 1:
@@ -266,14 +286,6 @@ def _unequal(states: dict[int, State]) -> Finding | None:
 def _reached(states: dict[int, State]) -> int:
     """Ranks move together, and one that dies has not written its last moments: the others have."""
     return max(one.updates for one in states.values())
-
-
-def _ended_well(one: State) -> bool:
-    return one.end is not None and not one.end.get("error") and not one.end.get("exit_code")
-
-
-def _waits(where: str) -> bool:
-    return where.startswith(WAITING) or "DistributedDataParallel" in where
 
 
 def _counts(states: dict[int, State]) -> dict[str, float | str]:
@@ -301,7 +313,7 @@ def _all_where(waiting: dict[int, dict[str, Any]]) -> str:
     places: dict[str, list[int]] = {}
     for rank, fact in waiting.items():
         places.setdefault(_place(fact), []).append(rank)
-    told = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r[:4]))} in {where}" for where, r in places.items()]
+    told = [f"{named(ranks)} in {where}" for where, ranks in places.items()]
     return ", ".join(told) or "nobody else is left"
 
 

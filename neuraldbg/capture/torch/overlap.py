@@ -20,9 +20,11 @@ class Overlap:
         self._begun: dict[int, int] = {}  # work that is under way -> when it began
         self._under_way_ns = self._waited_ns = 0
         self._next = FIRST
+        self._gradient_bytes: int | None = None
 
     def wraps(self, wrapper: Any) -> None:
         self._wrappers.append(weakref.ref(wrapper))
+        self._gradient_bytes = None
 
     def takes(self, work: Any, start_ns: int, end_ns: int) -> None:
         """A collective; with `work` one that is waited for later."""
@@ -38,6 +40,26 @@ class Overlap:
             self._under_way_ns += end_ns - began
             self._waited_ns += end_ns - start_ns
 
+    def averages(self) -> bool | None:
+        """Whether the backward that begins puts gradients together: the last forward through a wrapper was outside of
+        `no_sync`. None where there is no wrapper."""
+        wrappers = self._alive()
+        return any(one.require_forward_param_sync for one in wrappers) if wrappers else None
+
+    def sends(self, called: Any) -> int | None:
+        """Bytes of the gradients that the wrapper puts together in the backward that begins; None where it does not,
+        was not `called`, or is not the only one."""
+        wrappers = self._alive()
+        if len(wrappers) != 1 or not wrappers[0].require_forward_param_sync or called.get(wrappers[0]) is None:
+            return None
+        if self._gradient_bytes is None:
+            trained = (p for p in wrappers[0].parameters() if p.requires_grad)
+            self._gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
+        return self._gradient_bytes
+
+    def _alive(self) -> list[Any]:
+        return [wrapper for ref in self._wrappers if (wrapper := ref()) is not None]
+
     def due(self, step: int) -> bool:
         if step < self._next:
             return False
@@ -46,7 +68,7 @@ class Overlap:
 
     def told(self) -> list[dict[str, Any]]:
         """Seconds of communication, and of them those that were hidden."""
-        wrapped = [self._of_wrapper(wrapper) for ref in self._wrappers if (wrapper := ref()) is not None]
+        wrapped = [self._of_wrapper(wrapper) for wrapper in self._alive()]
         found = [one for one in wrapped if one is not None]
         if self._under_way_ns and not found:
             hidden = self._under_way_ns - self._waited_ns

@@ -6,6 +6,7 @@ process group of more than one process exists, no function of ours is called in 
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -40,6 +41,7 @@ COLLECTIVES = (
 _EXPERIMENTS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("origin", "probes"))
 TIMEOUT_AT = {"init_process_group": 2, "new_group": 1, "split_group": 2}  # where it stands among the arguments
 PATIENCE = timedelta(hours=24)  # of process groups, where a pause is possible
+FORKED = "neuraldbg: this process was forked and is not watched; ranks of mp.spawn and of launchers (torchrun) are"
 TOLD_PATIENCE = "a pause is possible, so process groups wait 24 h for a rank (--headless leaves their time-outs alone)"
 
 
@@ -51,6 +53,9 @@ class Traffic:
     calls: int = 0
     size: int = 0  # bytes
     waited_ns: int = 0
+
+    def add(self, size: int, waited_ns: int) -> None:
+        self.calls, self.size, self.waited_ns = self.calls + 1, self.size + size, self.waited_ns + waited_ns
 
 
 class RankWatch:
@@ -70,12 +75,18 @@ class RankWatch:
         self._handle: Any = None
         self._told_shards: set[int] = set()
         self._told_patience = False
+        self._standing: Standing | None = None
+        self._pid = os.getpid()
+        self._backwards = 0  # since the last update
+        self._sends: int | None = None  # bytes, by the wrapper, in the backward under way
+        self._averaged = self._told_unsynced = False  # whether one of them puts gradients together
         self.shards = Shards()
         self.overlap = Overlap()
         self.digests = RankDigests(self.core)
         shield = self.core.guard.shield
         self._done = shield("collectives")(self._took)
         self._join = shield("the process group")(self._joined)
+        self._await = shield("standing ranks")(self._joins)
         self._ready = shield("the end of a backward")(self._gradients_ready)
         if dist.is_available():
             self._install(capture.patches)
@@ -110,7 +121,7 @@ class RankWatch:
                 patches.replace(owner, name, value)
 
     def _counted(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        core = self.core
+        core, names = self.core, attempt(lambda: tuple(inspect.signature(original).parameters)) or ()
 
         @wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
@@ -125,7 +136,7 @@ class RankWatch:
                 result = original(*args, **kwargs)
             finally:
                 self._local.inside = False
-            self._done(name, args, kwargs, start, result)
+            self._done(name, {**dict(zip(names, args, strict=False)), **kwargs}, start, result)
             return result
 
         return collective
@@ -186,6 +197,8 @@ class RankWatch:
         def made(*args: Any, **kwargs: Any) -> Any:
             if self.patient and self.core.on:
                 args, kwargs = self._with_patience(at, args, kwargs)
+            if name == "init_process_group":
+                (self._await if self.core.on else self._tell_forked)()
             result = original(*args, **kwargs)
             if self.core.on and name == "init_process_group":
                 self._join()
@@ -234,16 +247,32 @@ class RankWatch:
         core.take_part("backward_done", "waiting in backward", self._backward_over)
         core.take_part("update_begun", "what ranks compare", self._update_begins)
         core.take_part("update_done", "what ranks wait for", self._update_over)
-        standing = Standing(core.recorder.frames, self._progress, core.recorder.fact, number_of=self._number_of)
-        writer = core.recorder.writer
-        if writer is not None:
-            writer.add_source(core.guard.shield("standing ranks")(standing.look))
+        self._tell_standing()
         if self.capture.options.joined is not None:
             core.guard.shield("joining")(self.capture.options.joined)(dist.get_rank())
 
+    def _joins(self) -> None:
+        """It may wait for a rank that never comes."""
+        place = place_of(os.environ)
+        if place is not None and place.world_size > 1:
+            self._tell_standing()
+
+    def _tell_forked(self) -> None:
+        """The trace is the parent's, and nobody else would say why there is nothing in it."""
+        if os.getpid() != self._pid and sys.stderr is not None:
+            attempt(lambda: print(FORKED, file=sys.stderr, flush=True))
+
+    def _tell_standing(self) -> None:
+        recorder = self.core.recorder
+        if self._standing is None and recorder.writer is not None:
+            number_of = self._number_of
+            self._standing = Standing(recorder.frames, self._progress, recorder.fact, number_of=number_of)
+            recorder.writer.add_source(self.core.guard.shield("standing ranks")(self._standing.look))
+
     def _progress(self) -> tuple[int, ...]:
         core = self.core
-        return (core.recorder.step, core.backwards, self.collectives, self.capture.passes.calls, core.held_ns)
+        done = (core.recorder.step, core.backwards, self.collectives, self.capture.passes.calls)
+        return (*done, core.held_ns, self.active)
 
     def _number_of(self, where: str) -> int | None:
         """Of the collective that is under way; those that a wrapper makes by itself are not counted."""
@@ -251,21 +280,16 @@ class RankWatch:
 
     # -- what is sent ------------------------------------------------------------------------------------------------
 
-    def _took(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], start: int, result: Any) -> None:
-        end, sent = now_ns(), next(iter(tensors((args, kwargs))), None)
+    def _took(self, name: str, given: dict[str, Any], start: int, result: Any) -> None:
+        end, sent = now_ns(), next(iter(tensors(given)), None)
         self.collectives += 1
-        one = self._traffic_of(name, kwargs.get("group"))
-        one.calls += 1
-        one.waited_ns += end - start
-        one.size += 0 if sent is None else sent.numel() * sent.element_size()
+        self._traffic_of(name, _label(given.get("group"))).add(size_of(given), end - start)
         if sent is not None and sent.device.type == "cpu":
-            self.overlap.takes(result if kwargs.get("async_op") else None, start, end)
+            self.overlap.takes(result if given.get("async_op") else None, start, end)
         self._sync_ns += end - start
         self.core.own_ns += now_ns() - end
 
-    def _traffic_of(self, name: str, group: Any) -> Traffic:
-        label = "world" if group is None else str(attempt(lambda: group.group_desc or group.group_name) or "group")
-        label = "world" if label == "default_pg" else label
+    def _traffic_of(self, name: str, label: str) -> Traffic:
         known = self._traffic.get((name, label))
         if known is None:
             path = name if label == "world" else f"{name}:{label}"
@@ -277,6 +301,9 @@ class RankWatch:
 
     def _backward_begins(self, loss: Tensor | None, _: int) -> None:
         self._computed_ns, self._began_ns = None, now_ns()
+        self._backwards += 1
+        self._averaged = self._averaged or self.overlap.averages() is not False
+        self._sends = self.overlap.sends(self.core.tree.layers)
         if loss is not None and not loss.is_cuda and loss.requires_grad and loss.grad_fn is not None:
             self._handle = loss.register_hook(self._ready)  # type: ignore[no-untyped-call]
 
@@ -297,7 +324,10 @@ class RankWatch:
             return
         ended = self.capture.backward.ended_ns
         counted = self._sync_ns - self._computed_sync_ns  # by the collectives that came after it
-        self._sync_ns += max(ended - computed - counted, 0)
+        waited = max(ended - computed - counted, 0)
+        self._sync_ns += waited
+        if self._sends:
+            self._traffic_of("all_reduce", "DistributedDataParallel").add(self._sends, waited)
         self._own_backward_ns += max(computed - self._began_ns, 0)
 
     # -- an update ---------------------------------------------------------------------------------------------------
@@ -323,6 +353,7 @@ class RankWatch:
         recorder.scalar("sync_s", self._sync_ns / 1e9)
         recorder.scalar("backward_own_s", self._own_backward_ns / 1e9)
         self._sync_ns = self._own_backward_ns = 0
+        self._tell_unsynced()
         self.shards.let_go()
         for told in self.overlap.told() if self.overlap.due(recorder.step) else ():
             recorder.fact("overlap", **told)
@@ -332,6 +363,23 @@ class RankWatch:
                     Call.COLLECTIVE, one.site, value=float(one.size), aux=float(one.calls), duration_ns=one.waited_ns
                 )
                 one.calls = one.size = one.waited_ns = 0
+
+    def _tell_unsynced(self) -> None:
+        """Once: an update with gradients that no wrapper has put together."""
+        if self._backwards and not self._averaged and not self._told_unsynced:
+            self._told_unsynced = True
+            self.core.recorder.fact("unsynced", update=self.core.recorder.step, backwards=self._backwards)
+        self._backwards, self._averaged = 0, False
+
+
+def _label(group: Any) -> str:
+    label = "world" if group is None else str(attempt(lambda: group.group_desc or group.group_name) or "group")
+    return "world" if label == "default_pg" else label
+
+
+def size_of(given: dict[str, Any]) -> int:
+    """Bytes of the largest argument, the tensors of a list together: what one rank has or gets of all of it."""
+    return max((sum(each.numel() * each.element_size() for each in tensors(one)) for one in given.values()), default=0)
 
 
 def _experimenting() -> bool:

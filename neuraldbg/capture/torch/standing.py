@@ -16,16 +16,18 @@ STILL_S = 5.0  # without any progress: then it is said, and again each time it h
 DEEPEST = 40
 LINES = 12  # of a stack that are kept
 _HELD = "neuraldbg/control/gate.py"
+_JOIN = "torch/distributed/algorithms/join.py"
 _PLACES = (  # innermost first: the first file that is on the stack says what is waited for
     ("torch/utils/data/dataloader.py", "the data loader"),
     ("torch/distributed/distributed_c10d.py", ""),  # the collective's own name
+    ("neuraldbg/capture/torch/ranks.py", "Work.wait"),  # around it, for a collective that was begun before
     ("torch/autograd/__init__.py", "backward"),
     ("torch/autograd/graph.py", "backward"),
     ("torch/nn/parallel/distributed.py", "the forward of DistributedDataParallel"),
     ("torch/nn/modules/module.py", "forward"),
     ("torch/optim/optimizer.py", "the optimizer"),
 )
-_INNER = ("wrapper", "_call", "wait")  # of torch's own logging around a collective
+_INNER = ("wrapper", "wait")  # of torch's own logging around a collective
 
 
 class Standing:
@@ -86,14 +88,21 @@ def place_of_frame(frame: FrameType) -> str | None:
         file = each.f_code.co_filename.replace("\\", "/")
         if file.endswith(_HELD):
             return None
+        if file.endswith(_JOIN):
+            return "Join"  # whatever collective of the others it takes part in: it has no more batches
         if found is None:
             found = _known(file, each.f_code.co_name)
         each, depth = each.f_back, depth + 1  # type: ignore[assignment]
     return found or "the script's own code"
 
 
+def _is_inner(name: str) -> bool:
+    """A helper of a collective: whoever called it has the name that people know."""
+    return name in _INNER or (name.startswith("_") and not name.endswith("_base"))
+
+
 def _known(file: str, name: str) -> str | None:
     for ending, what in _PLACES:
-        if file.endswith(ending) and not (what == "" and name in _INNER):
+        if file.endswith(ending) and (what or not _is_inner(name)):
             return what or name
     return None

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -22,7 +23,7 @@ class Waves(Dataset):
         generator = torch.Generator().manual_seed(7)
         self.x = torch.rand(256, 8, generator=generator) * 2 - 1
         self.y = self.x @ torch.linspace(-1, 1, 8).unsqueeze(1)
-        self.rank = rank
+        self.rank, self.given = rank, 0
 
     def __len__(self):
         return len(self.x)
@@ -30,6 +31,9 @@ class Waves(Dataset):
     def __getitem__(self, index):
         if FAULT == "slow_loader" and self.rank == 1:
             time.sleep(0.006)
+        self.given += 1
+        if FAULT == "hang_loader" and self.rank == 1 and self.given > 64:
+            time.sleep(600)
         return self.x[index], self.y[index]
 
 
@@ -46,6 +50,10 @@ def train(rank):
     torch.manual_seed(100 + rank if FAULT == "seeds" else 100)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
     by_hand = FAULT in ("seeds", "by_hand")
+    group = dist.new_group(group_desc="mine") if by_hand else None
+    odd = rank == 1
+    unwrapped = FAULT == "unwrapped" or (FAULT == "one_unwrapped" and odd)
+    unsynced = FAULT == "no_sync" or (FAULT == "one_no_sync" and odd)
     wrapped = model if by_hand else DDP(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = Waves(rank)
@@ -65,6 +73,8 @@ def train(rank):
             os.kill(os.getpid(), signal.SIGKILL)
         if FAULT == "hang" and rank == 1 and step == 8:
             time.sleep(600)
+        if FAULT == "stopped" and rank == 1 and step == 8:
+            os.kill(os.getpid(), signal.SIGSTOP)
         if FAULT == "raises" and rank == 1 and step == 8:
             raise ValueError("no more disks")
         optimizer.zero_grad()
@@ -73,11 +83,12 @@ def train(rank):
                 nn.functional.mse_loss(wrapped(x[:4]), y[:4]).div(2).backward()
             loss = nn.functional.mse_loss(wrapped(x[4:]), y[4:]) / 2
         else:
-            loss = nn.functional.mse_loss((model if FAULT == "unwrapped" else wrapped)(x), y)
+            with wrapped.no_sync() if unsynced else nullcontext():
+                loss = nn.functional.mse_loss((model if unwrapped else wrapped)(x), y)
         loss.backward()
         if by_hand:
             for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
+                dist.all_reduce(parameter.grad, dist.ReduceOp.SUM, group if parameter.ndim == 1 else None)
                 parameter.grad /= dist.get_world_size()
         optimizer.step()
         if FAULT == "drift" and rank == 1 and step == 6:
@@ -96,7 +107,7 @@ def main():
     model, loss = train(rank)
     bits = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     count = dist.group.WORLD._get_sequence_number_for_group()
-    print(f"rank {rank} {hashlib.sha256(bits).hexdigest()[:16]} loss {loss.item():.9g} sent {count}", flush=True)
+    print(f"rank {rank} {hashlib.sha256(bits).hexdigest()[:16]} loss {loss.item():.9g} sent {count:06d}", flush=True)
     dist.destroy_process_group()
 
 

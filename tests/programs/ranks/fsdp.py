@@ -55,6 +55,8 @@ def main():
             x[0, 0] = float("nan")
         if FAULT == "slow_rank" and rank == 1:
             time.sleep(0.05)
+        if FAULT == "hang" and rank == 1 and step == 8:
+            time.sleep(600)
         loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True).sin())
         if FAULT == "clip":
             loss = loss / 2
@@ -67,7 +69,7 @@ def main():
         optimizer.step()
     bits = b"".join(p.to_local().detach().numpy().tobytes() for p in model.parameters())
     count = dist.group.WORLD._get_sequence_number_for_group()
-    print(f"rank {rank} {hashlib.sha256(bits).hexdigest()[:16]} loss {loss.item():.9g} sent {count}", flush=True)
+    print(f"rank {rank} {hashlib.sha256(bits).hexdigest()[:16]} loss {loss.item():.9g} sent {count:06d}", flush=True)
     dist.destroy_process_group()
 
 

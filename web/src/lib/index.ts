@@ -7,5 +7,6 @@ export * from "./chart";
 export * from "./heat";
 export * from "./keys";
 export * from "./numbers";
+export * from "./ranks";
 export * from "./session.svelte";
 export type * from "./types";

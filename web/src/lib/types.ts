@@ -61,7 +61,7 @@ export interface Inspected {
 /** `counts[i]` of the values looked at have a magnitude of 2^(from + i) to 2^(from + i + 1). */
 export interface Octaves { step: number; looked_at: number; zero: number; not_finite: number; from: number; counts: number[] }
 export interface HistogramAnswer { kind: string; tensor: string | null; histograms: Octaves[]; ranges?: Record<"min" | "max" | "mean" | "std", Series> }
-export interface RankEntry { rank: number; ended: boolean; last_step: number | null; loss: Num; step_time_s: Num }
+export interface RankEntry { rank: number; ended: boolean; last_step: number | null; loss: Num; step_time_s: Num; sync_s?: Num; sync_share?: Num; standing?: string | null }
 export interface Span { name: string; start: number; end: number; duration: number; depth: number; phase: string }
 export interface SlowLayer { layer: string; total_time: number; call_count: number; min_time: number; max_time: number; avg_time: number }
 export interface Curve { steps: number[]; time_s: number[]; min: Num[]; max: Num[] }
