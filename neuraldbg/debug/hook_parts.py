@@ -223,6 +223,9 @@ class LayerSpecific(Always):
 
     layers: Sequence[str]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", (self.layers,) if isinstance(self.layers, str) else tuple(self.layers))
+
     def holds(self, _: HookContext, __: int) -> bool | None:
         return True
 

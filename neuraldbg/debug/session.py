@@ -82,7 +82,7 @@ class DebugSession:
         self.gradient_debugger.pull = lambda: watched.read_gradients(self.gradient_debugger)
         self.model_diagnostics.pull = lambda: watched.read_losses(self.model_diagnostics)
         self.model_diagnostics.record_architecture(model)
-        self.hooks.on_change.append(watched.tell(self.hooks))
+        self.hooks.follow(watched.tell(self.hooks))
         return self
 
     def stop(self, error: BaseException | None = None) -> DebugReport:
@@ -95,7 +95,7 @@ class DebugSession:
                 verdict = self._verdict()
                 self._background.close()
                 report = self._report_now(verdict)
-                self._record.close()
+                self._record.close(error)
                 self._save(report)
                 self.alerts.close()
                 self._report = report
@@ -216,7 +216,8 @@ class DebugSession:
     # -- what the parts need -----------------------------------------------------------------------------------------
 
     def _latest_loss(self) -> float | None:
-        return self.model_diagnostics.latest_loss if self._watched is None else self._watched.loss()
+        seen = None if self._watched is None else self._watched.loss()
+        return self.model_diagnostics.latest_loss if seen is None else seen
 
     def _tell_trace(self, alert: TensorAlert) -> None:
         told = alert.plain()
@@ -230,7 +231,7 @@ class DebugSession:
             session_id=self.id,
             run_dir=self.run_dir,
             duration_s=time.monotonic() - self._began,
-            steps=self.step,
+            steps=self._record.steps,
             tracked_tensors=kept,
             evicted_tensors=self.tensor_inspector.evicted,
             alerts=tuple(self.alerts),

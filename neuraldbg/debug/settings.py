@@ -19,6 +19,12 @@ class GradientDebugConfig:
     oscillation_variance_threshold: float = 100.0  # of the norm
     no_gradient_steps: int = 10  # records in a row
 
+    def __post_init__(self) -> None:
+        if self.no_gradient_steps < 1:
+            raise ConfigError(f"no_gradient_steps is a number from 1 on, not {self.no_gradient_steps!r}")
+        if not 0 <= self.dead_neuron_threshold <= 1:
+            raise ConfigError(f"dead_neuron_threshold is a share from 0 to 1, not {self.dead_neuron_threshold!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class DebugConfig:

@@ -61,6 +61,30 @@ def test_every_moment_of_a_step_is_told_in_order() -> None:
     assert told.index(("before_backward", "1")) < told.index(("after_backward", "1"))
 
 
+class Prompt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned = nn.Parameter(torch.ones(3))
+
+    def forward(self, scale: torch.Tensor) -> torch.Tensor:
+        return self.learned if scale.is_leaf else self.learned * scale
+
+
+def test_a_tensor_that_lives_on_is_told_of_once_a_pass() -> None:
+    told: list[str] = []
+    before = register_hook("before_backward")(lambda layer_name, gradients: told.append("before"))
+    after = register_hook("after_backward")(lambda layer_name, gradients: told.append("after"))
+    model, image = Prompt(), torch.ones(3, requires_grad=True)
+    for _ in range(4):
+        told.clear()
+        (model(image) * image).sum().backward()
+        assert sorted(told) == ["after", "before"]
+    unregister_hook(before)
+    unregister_hook(after)
+    assert not model.learned._backward_hooks
+    assert not image._backward_hooks
+
+
 def test_training_is_the_same_with_hooks() -> None:
     def train() -> list[float]:
         torch.manual_seed(3)
