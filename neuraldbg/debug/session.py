@@ -15,6 +15,7 @@ from neuraldbg.analysis.results import Verdict
 from neuraldbg.capture.guard import attempt_or_why
 from neuraldbg.debug.acting import Acting
 from neuraldbg.debug.alerts import Alerts, AlertSeverity, TensorAlert
+from neuraldbg.debug.architecture import is_whole
 from neuraldbg.debug.delivery import Background
 from neuraldbg.debug.diagnostics import ModelDiagnostics
 from neuraldbg.debug.gradients import GradientDebugger, GradientFlowAnalysis
@@ -81,15 +82,22 @@ class DebugSession:
         self._record.use(watched.recorder, watched.dbg.run_dir)
         self.gradient_debugger.pull = lambda: watched.read_gradients(self.gradient_debugger)
         self.model_diagnostics.pull = lambda: watched.read_losses(self.model_diagnostics)
-        self.model_diagnostics.record_architecture(model)
+        self._read_architecture()
         self.hooks.follow(watched.tell(self.hooks))
         return self
+
+    def _read_architecture(self) -> None:
+        """At once; of a model with lazy layers when it has run."""
+        model = None if self._watched is None else self._watched.model
+        if model is not None and self.model_diagnostics.architecture is None and is_whole(model):
+            self.model_diagnostics.record_architecture(model)
 
     def stop(self, error: BaseException | None = None) -> DebugReport:
         """Ends the run, takes every hook away and says what was found. A second call gives the same report."""
         with self._stopping:
             if self._report is None:
                 self.hooks.on_change.clear()
+                self._read_architecture()
                 if self._watched is not None:
                     self._watched.close(error)
                 verdict = self._verdict()

@@ -21,6 +21,7 @@ from neuraldbg.debug import (
     ModelPerformanceMetrics,
     TrainingStability,
 )
+from neuraldbg.errors import UsageError
 from neuraldbg.trace import open_trace
 
 Make = Callable[..., DebugSession]
@@ -109,3 +110,16 @@ def test_a_loss_that_only_the_user_knows_is_the_one_that_conditions_see(make_ses
         session.model_diagnostics.record_performance(ModelPerformanceMetrics(training_step=0, loss=0.5))
         model(torch.ones(1, 4))
     assert [one.loss for one in seen] == [0.5]
+
+
+def test_lazy_layers_are_counted_when_they_have_run(make_session: Make) -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 1))
+    with pytest.raises(UsageError, match="run it once"):
+        make_session().model_diagnostics.record_architecture(model)
+    session = make_session().attach(model)
+    model(torch.ones(2, 4))
+    train(model, 3)
+    diagnostics = session.stop().diagnostics
+    assert diagnostics is not None
+    assert diagnostics.architecture is not None
+    assert diagnostics.architecture.total_parameters == 4 * 8 + 8 + 8 + 1
