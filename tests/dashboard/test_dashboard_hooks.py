@@ -153,6 +153,28 @@ def test_layers_by_hand_breakpoints_and_anomalies_are_moments_too() -> None:
     assert told == [("Dense_1", 7), ("a", True), {"layer_name": "b", "data": {"x": 1}}]
 
 
+def test_a_breakpoint_of_a_training_is_a_moment_too(tmp_path: Path) -> None:
+    from neuraldbg import NeuralDbg
+
+    told: list[tuple[str, float]] = []
+    hook = register_hook("on_breakpoint")(
+        lambda layer_name, data: told.append((layer_name, data["mean_activation"]))
+    )
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with NeuralDbg(model, out=tmp_path / "run") as dbg:
+        dbg.breakpoints.add("1", "step >= 1")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        assert [layer for layer, _ in told] == ["1", "1"]
+        assert all(isinstance(mean, float) for _, mean in told)
+        unregister_hook(hook)
+        model(torch.ones(2, 3)).sum().backward()
+        assert len(told) == 2
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 

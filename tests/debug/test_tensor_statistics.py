@@ -21,6 +21,7 @@ from neuraldbg.capture.arrays import NoNumbers
 from neuraldbg.capture.kernels import memory
 from neuraldbg.debug import describe, tensors
 from neuraldbg.debug.tensors import look_at
+from neuraldbg.errors import UsageError
 
 REAL = [np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint64, np.uint8, np.bool_]
 TINY = 1e-300  # below it numbers have few digits left
@@ -288,6 +289,12 @@ def test_arrays_of_other_libraries_lists_and_numbers_are_read() -> None:
 def test_what_holds_no_numbers_is_refused_with_what_to_do(value: Any, says: str) -> None:
     with pytest.raises(NoNumbers, match=says):
         describe(value)
+
+
+@pytest.mark.parametrize("bins", [0, -3])
+def test_a_histogram_without_bins_is_refused(bins: int) -> None:
+    with pytest.raises(UsageError, match=f"at least one bin, not {bins}"):
+        describe([1.0, 2.0], bins=bins)
 
 
 def test_without_the_distribution_nothing_is_put_in_order() -> None:
