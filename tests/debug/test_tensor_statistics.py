@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from neuraldbg.capture import arrays
 from neuraldbg.capture.arrays import NoNumbers
 from neuraldbg.capture.kernels import memory
-from neuraldbg.debug import describe, tensors
+from neuraldbg.debug import compare, describe, tensors
 from neuraldbg.debug.tensors import look_at
 from neuraldbg.errors import UsageError
 
@@ -256,6 +256,27 @@ class OnlyDlpack:
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
+
+
+class Slices(NamedTuple):
+    """As TensorFlow hands over the gradient of an embedding, and its sparse tensors."""
+
+    values: Any
+    indices: Any
+    dense_shape: Any
+
+
+def test_the_gradient_of_an_embedding_is_read_without_its_zeros() -> None:
+    rows = Slices(np.array([[1.0, 2.0], [3.0, 0.0], [1.0, 1.0]]), np.array([7, 2, 7]), np.array([10**6, 2]))
+    stats, _ = describe(rows)
+    assert (stats.shape, stats.total_elements, stats.zero_count) == ((10**6, 2), 2 * 10**6, 2 * 10**6 - 3)
+    assert (stats.max, stats.l1_norm, stats.median) == (3.0, 8.0, 0.0)
+    unknown, _ = describe(rows._replace(dense_shape=None))
+    assert (unknown.shape, unknown.zero_count) == ((2, 2), 1)
+    cells, _ = describe(Slices(np.array([5.0, -1.0]), np.array([[0, 3], [2, 1]]), np.array([4, 4])))
+    assert (cells.total_elements, cells.zero_count, cells.min) == (16, 14, -1.0)
+    with pytest.raises(NoNumbers, match="Slices is compared as a dense array"):
+        compare(rows, rows)
 
 
 def test_arrays_of_other_libraries_lists_and_numbers_are_read() -> None:
