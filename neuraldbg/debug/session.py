@@ -57,6 +57,7 @@ class DebugSession:
         self._acting = Acting(self.config, *parts, self._latest_loss, self._pause)
         self.hooks = DebugHooks(self.config, self._acting)
         self._watched: WatchedModel | None = None
+        self._unreadable = False
         self._report: DebugReport | None = None
         self._began = time.monotonic()
         self._stopping = threading.RLock()
@@ -80,8 +81,8 @@ class DebugSession:
         watched = WatchedModel(model, out=self._record.out(), budget=self.config.budget)
         self._watched = watched
         self._record.use(watched.recorder, watched.dbg.run_dir)
-        self.gradient_debugger.pull = lambda: watched.read_gradients(self.gradient_debugger)
-        self.model_diagnostics.pull = lambda: watched.read_losses(self.model_diagnostics)
+        self.gradient_debugger.pull = partial(self._read, lambda: watched.read_gradients(self.gradient_debugger))
+        self.model_diagnostics.pull = partial(self._read, lambda: watched.read_losses(self.model_diagnostics))
         self._read_architecture()
         self.hooks.follow(watched.tell(self.hooks))
         return self
@@ -110,8 +111,18 @@ class DebugSession:
             return self._report
 
     def _verdict(self) -> Verdict | None:
-        wanted = self.config.enable_computation_graph_analysis
-        return self._watched.verdict() if wanted and self._watched is not None else None
+        if self._watched is None or not self.config.enable_computation_graph_analysis:
+            return None
+        found: Verdict | None = self._read(self._watched.verdict)
+        return found
+
+    def _read(self, what: Callable[[], Any]) -> Any:
+        """From the trace. What has become of its files is no matter of the training's: said once."""
+        found, why = attempt_or_why(what)
+        if why is not None and not self._unreadable:
+            self._unreadable = True
+            log.warning("what was recorded cannot be read: %s", why)
+        return found
 
     def _save(self, report: DebugReport) -> None:
         if report.run_dir is not None:

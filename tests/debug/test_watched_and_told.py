@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import numpy as np
@@ -123,3 +124,17 @@ def test_lazy_layers_are_counted_when_they_have_run(make_session: Make) -> None:
     assert diagnostics is not None
     assert diagnostics.architecture is not None
     assert diagnostics.architecture.total_parameters == 4 * 8 + 8 + 8 + 1
+
+
+def test_a_run_that_somebody_deletes_costs_the_report_what_was_in_it(
+    make_session: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of()
+    session = make_session().attach(model)
+    train(model, 5)
+    assert session.run_dir is not None
+    shutil.rmtree(session.run_dir)
+    with pytest.raises(ZeroDivisionError, match="of the loop"), session:
+        raise ZeroDivisionError("of the loop")
+    assert session.stop().verdict is None
+    assert caplog.text.count("cannot be read") == 1
