@@ -151,9 +151,8 @@ class GradientDebugger:
         step = self._record.comes((Kind.GRADIENT, layer))
         return step if self._sampling.takes(layer) else None
 
-    def took(self, layer: str, numbers: Numbers, step: int | None = None) -> GradientFlow:
+    def took(self, layer: str, numbers: Numbers, step: int) -> GradientFlow:
         """A record of values that somebody has at hand already, such as a hook."""
-        step = self._record.comes((Kind.GRADIENT, layer)) if step is None else step
         row = whole_row(memory.measured(numbers.flat(), numbers.element), numbers)
         count, mean, std, low, high, l2, _, nans, infs, _ = row
         bad = bool(nans or infs)
