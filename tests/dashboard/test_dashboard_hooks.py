@@ -157,9 +157,7 @@ def test_a_breakpoint_of_a_training_is_a_moment_too(tmp_path: Path) -> None:
     from neuraldbg import NeuralDbg
 
     told: list[tuple[str, float]] = []
-    hook = register_hook("on_breakpoint")(
-        lambda layer_name, data: told.append((layer_name, data["mean_activation"]))
-    )
+    hook = register_hook("on_breakpoint")(lambda layer_name, data: told.append((layer_name, data["mean_activation"])))
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with NeuralDbg(model, out=tmp_path / "run") as dbg:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from waiting import eventually
 
 from neuraldbg.debug import AlertSeverity, DebugSession, alerts, delivery
