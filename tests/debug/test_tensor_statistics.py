@@ -104,12 +104,16 @@ def test_it_is_the_same_without_a_compiler(array: NDArray[Any]) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([50, 4_096, 9_001, 70_000]), st.sampled_from(["f4", "f8"]))
+@example(245638184, 9_001, "f4")  # all equal once they are rounded
 @settings(max_examples=40)
 def test_skewness_kurtosis_and_outliers_are_scipys(seed: int, count: int, dtype: str) -> None:
     draw = np.random.default_rng(seed)
     values = (draw.gamma(2.0, size=count) * 10 ** draw.uniform(-8, 8) + draw.uniform(-5, 5)).astype(dtype)
     _, distribution = describe(values)
     wide = values.astype(np.float64)
+    if wide.min() == wide.max():
+        assert (distribution.skewness, distribution.kurtosis, distribution.outlier_count) == (None, None, 0)
+        return
     assert distribution.skewness == pytest.approx(float(scipy.stats.skew(wide)), abs=2e-3)
     assert distribution.kurtosis == pytest.approx(float(scipy.stats.kurtosis(wide)), rel=2e-3, abs=2e-3)
     low, high = np.percentile(wide, (25, 75))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from neuraldbg.debug import DebugVisualizer, VisualizationConfig, visualizer_values
@@ -142,6 +142,7 @@ def test_values_that_are_not_finite_are_shown_where_they_are(filled: DebugVisual
 
 
 @given(ANY, ANY)
+@example([1.0, sys.float_info.max], [])
 def test_anything_can_be_drawn(values: list[float], others: list[float]) -> None:
     made = DebugVisualizer()
     made.plot_tensor_distribution("any", values, 7)
