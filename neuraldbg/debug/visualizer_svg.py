@@ -198,7 +198,7 @@ def _line(line: Line, heights: Floats, colour: int, scale: _Scale, paper: Paper)
         px, step = paper.x(a), step_text(float(steps[at]))
         if math.isfinite(b):
             path.append(f"{'L' if joined else 'M'}{px:.2f} {paper.y(b):.2f}")
-            value = 10.0 ** float(shown[at]) if scale.log else float(shown[at])
+            value = _power_of_ten(float(shown[at])) if scale.log else float(shown[at])
             points.append([round(px, 2), round(paper.y(b), 2), step, figure(value)])
             joined = True
         else:

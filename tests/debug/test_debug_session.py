@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,12 +176,16 @@ def test_an_exception_of_the_loop_is_in_the_run(make_session: Make) -> None:
 def test_a_wrong_setting_answers_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'sampling_rate'"):
         debug_session(samplingrate=0.5)
-    for wrong in ({"sampling_rate": 0}, {"sampling_rate": 1.5}, {"max_tracked_tensors": 0}, {"max_kept_bytes": -1}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            debug_session(**wrong)
-    for limit in ({"no_gradient_steps": 0}, {"dead_neuron_threshold": 10}):
-        with pytest.raises(ConfigError, match=next(iter(limit))):
-            GradientDebugConfig(**limit)  # type: ignore[arg-type]
+    wrong: tuple[tuple[str, Any], ...] = (("sampling_rate", 0), ("sampling_rate", 1.5), ("sampling_rate", "10%"))
+    wrong += (("max_tracked_tensors", 0), ("max_alerts", "many"), ("max_kept_bytes", -1), ("max_kept_bytes", "64 MB"))
+    for name, value in wrong:
+        with pytest.raises(ConfigError, match=name):
+            debug_session(**{name: value})
+    for name, value in (("no_gradient_steps", 0), ("dead_neuron_threshold", 10), ("dead_neuron_threshold", "10%")):
+        with pytest.raises(ConfigError, match=name):
+            GradientDebugConfig(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"takes a DebugConfig\(\.\.\.\).* not a dict"):
+        DebugSession({"sampling_rate": 0.1})  # type: ignore[arg-type]
 
 
 def test_a_stopped_session_writes_and_raises_nothing_but_says_it_has_stopped(session: DebugSession) -> None:

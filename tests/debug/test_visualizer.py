@@ -291,6 +291,14 @@ def test_a_picture_has_the_size_that_was_asked_for(tmp_path: Path) -> None:
     assert struct.unpack(">II", made.save("loss").read_bytes()[16:24]) == (640, 360)
 
 
+def test_a_range_that_matplotlib_cannot_draw_is_said(visualizer: DebugVisualizer) -> None:
+    visualizer.plot_loss([0, 1], [1e308, -1e308])
+    for form in ("png", "svg", "pdf"):
+        with pytest.raises(UsageError, match="matplotlib cannot draw 'loss'"):
+            visualizer.save("loss", format=form)
+    assert visualizer.create_dashboard("loss").names == ("loss",)
+
+
 def test_without_matplotlib_the_extra_is_named(filled: DebugVisualizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=re.escape("pip install 'neural-debugger[plots]'")):
