@@ -10,7 +10,7 @@ from typing import Any
 from neuraldbg.errors import ConfigError, nearest
 
 
-def from_on(name: str, value: Any, *, least: int = 1, kind: type = Integral) -> None:
+def from_on(name: str, value: Any, *, least: int = 1, kind: type[Any] = Integral) -> None:
     """ConfigError where it is no number of that kind, or below."""
     if not isinstance(value, kind) or value < least:
         raise ConfigError(f"{name} is a number from {least} on, not {value!r}")
