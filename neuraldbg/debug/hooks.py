@@ -96,6 +96,7 @@ class DebugHooks:
         self._always = config.enable_tensor_inspection and config.sampling_rate >= 1
         self.on_change: list[Callable[[], None]] = []
         self.matched = 0  # layers that patterns were matched with
+        self._compiled = False  # some layers run where hooks see nothing
         acting.conditions = self._conditions
 
     def __call__(self) -> DebugHooks:
@@ -115,13 +116,33 @@ class DebugHooks:
         self._changed()
         if self.on_change:
             self._must_fit(one)
+            self._must_see()
         return number
 
-    def follow(self, refresh: Callable[[], None]) -> None:
-        """Layers are told by somebody who knows them all, and wants to know when hooks come or go."""
+    def follow(self, refresh: Callable[[], None], *, compiled: bool = False) -> None:
+        """Layers are told by somebody who knows them all, and wants to know when hooks come or go. `compiled`: some of
+        them are in compiled code."""
         self.on_change.append(refresh)
+        self._compiled = compiled
         for one in list(self._hooks.values()):
             self._must_fit(one)
+        if self._hooks:
+            self._must_see()
+
+    def _must_see(self) -> None:
+        if self._compiled:
+            self._compiled = False
+            self._acting.told("parts of this model are compiled: hooks do not see the layers in there")
+
+    def closing(self) -> None:
+        """A hook whose every moment passed unseen is told of."""
+        for one in list(self._hooks.values()):
+            always = isinstance(one.hook.trigger, parts.Always) or one.most == 1
+            if always and one.enabled and not (one.acted or one.skipped):
+                self._acting.told(
+                    f"hook {one.hook.name!r} never acted: no layer it fits ran, or got a gradient, where hooks see it; "
+                    "inside of torch.compile they see none"
+                )
 
     def _must_fit(self, one: _Registered) -> None:
         """A hook that can never act is told of, with what it may have meant."""

@@ -84,7 +84,7 @@ class DebugSession:
         self.gradient_debugger.pull = partial(self._read, lambda: watched.read_gradients(self.gradient_debugger))
         self.model_diagnostics.pull = partial(self._read, lambda: watched.read_losses(self.model_diagnostics))
         self._read_architecture()
-        self.hooks.follow(watched.tell(self.hooks))
+        self.hooks.follow(watched.tell(self.hooks), compiled=watched.is_compiled())
         return self
 
     def _read_architecture(self) -> None:
@@ -99,6 +99,8 @@ class DebugSession:
             if self._report is None:
                 self.hooks.on_change.clear()
                 self._read_architecture()
+                if self._watched is not None and self.step:
+                    self.hooks.closing()
                 if self._watched is not None:
                     self._watched.close(error)
                 verdict = self._verdict()

@@ -39,6 +39,11 @@ class WatchedModel:
     def recorder(self) -> Any:
         return self.dbg._capture.core.recorder
 
+    def is_compiled(self) -> bool:
+        """Whether torch.compile has some of its layers, as far as they show it."""
+        modules = self.model.modules()
+        return any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in modules)
+
     def loss(self) -> float | None:
         found = self.recorder.latest.get("loss")
         return None if found is None else float(found)

@@ -120,3 +120,36 @@ def test_the_step_that_is_told_is_the_one_that_is_recorded(session: DebugSession
     assert [one.step for one in session.gradient_debugger.get_flow("fc1")] == [5, 5, 7]
     assert session.step == 7
     assert session.stop().steps == 8
+
+
+@pytest.mark.parametrize("attached", ["compiled", "as it was"])
+def test_hooks_that_see_nothing_inside_of_compiled_code_say_so(
+    make_session: Make, caplog: pytest.LogCaptureFixture, attached: str
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    compiled = torch.compile(model, backend="eager")
+    session = make_session().attach(compiled if attached == "compiled" else model)
+    number = session.hooks.register_hook(hook_of("inside", "^0$"))
+    session.hooks.register_hook(hook_of("later", trigger=HookTrigger.EveryNSteps(50)))
+    assert caplog.text.count("parts of this model are compiled") == (attached == "compiled")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        compiled(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert session.stop().hooks[number].total_executions == 0
+    assert [name for name in ("inside", "later") if f"hook {name!r} never acted" in caplog.text] == ["inside"]
+
+
+def test_a_hook_that_acted_or_had_a_reason_not_to_is_not_told_of(
+    make_session: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, model = make_session(), model_of()
+    session.attach(model)
+    session.hooks.register_hook(hook_of("acts", "^0$"))
+    session.hooks.register_hook(hook_of("skipped", "^0$", trigger=HookTrigger.EveryBackward))  # has no activations
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    session.stop()
+    assert "never acted" not in caplog.text
