@@ -6,11 +6,15 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from enum import Enum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from neuraldbg import debug
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "seeds.md"
@@ -137,6 +141,57 @@ def test_the_stated_defaults_of_calls_hold() -> None:
     )
     terminal = TerminalVisualizer()
     assert (terminal.width, terminal.height) == (80, 24)
+
+
+WORDS = {  # of the toolkit: every case of the original, by name
+    "AlertSeverity": "Info Warning Critical",
+    "BottleneckType": "CpuBound MemoryBound IoBound GpuBound NetworkBound DataLoading ModelComputation "
+    "GradientComputation",
+    "Comparison": "Greater Less Equal GreaterEqual LessEqual",
+    "ConvergenceStatus": "Converging Converged Diverging Oscillating Plateau Unknown",
+    "GradientTrend": "Unknown Increasing Decreasing Stable",
+    "HookAction": "InspectTensor TrackGradients RecordActivations SaveSnapshot Alert CustomCallback PauseTraining",
+    "HookCondition": "LossThreshold GradientNormThreshold MemoryThreshold StepRange Custom",
+    "HookResult": "Success Error Skipped",
+    "HookTrigger": "EveryForward EveryBackward EveryNSteps Conditional Once LayerSpecific",
+    "LayerHealth": "Healthy Warning Critical Unknown",
+    "TrainingStability": "Stable Unstable HighVariance Unknown",
+}
+FIELDS = {  # of its records, in the original's order
+    "GradientFlow": "layer_name step gradient_norm gradient_mean gradient_std gradient_max gradient_min "
+    "dead_neurons_ratio active_neurons_ratio timestamp",
+    "HookStats": "total_executions last_execution_step total_execution_time_ms avg_execution_time_ms errors",
+    "ModelArchitectureInfo": "total_parameters trainable_parameters model_size_mb layer_count layer_types depth width "
+    "activation_functions",
+    "ModelPerformanceMetrics": "training_step loss accuracy learning_rate batch_size throughput_samples_per_sec "
+    "memory_usage_mb gpu_utilization timestamp",
+    "ProfilerReport": "total_events total_runtime statistics bottlenecks slowest_layers memory_efficiency "
+    "recommendations",
+    "TensorComparison": "tensor1_id tensor2_id mse mae max_diff cosine_similarity correlation shape_match dtype_match",
+    "TensorDistribution": "histogram percentiles outliers skewness kurtosis",
+    "TensorInfo": "id name layer_name operation timestamp stats distribution gradient_stats",
+    "TensorStats": "shape dtype total_elements mean std min max median l1_norm l2_norm infinity_norm nan_count "
+    "inf_count zero_count memory_usage_bytes sparsity",
+    "TrainingDynamics": "convergence_status training_stability learning_efficiency overfitting_indicators "
+    "underfitting_indicators plateau_detection",
+    "VisualizationConfig": "output_directory image_format plot_width plot_height font_size color_scheme",
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_words_of_the_toolkit_are_the_originals(name: str) -> None:
+    kind = getattr(debug, name)
+    words = WORDS[name].split()
+    assert all(hasattr(kind, word) for word in words)
+    if issubclass(kind, Enum):
+        assert sorted(kind.__members__) == sorted(words)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_records_of_the_toolkit_are_the_originals(name: str) -> None:
+    own = [each.name for each in fields(getattr(debug, name))]
+    wanted = FIELDS[name].split()
+    assert [each for each in own if each in wanted] == wanted
 
 
 def test_the_lines_that_install_something_have_an_answer() -> None:

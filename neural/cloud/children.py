@@ -57,7 +57,8 @@ class Child:
     def last_words(self) -> str:
         """In one line, what it said last."""
         lines = [line.strip() for line in self.said.splitlines() if line.strip()]
-        return lines[-1][:500] if lines else f"it said nothing and ended with {self.exit_code}"
+        ended = "" if self.exit_code is None else f" and ended with {self.exit_code}"
+        return lines[-1][:500] if lines else f"it said nothing{ended}"
 
     def wait_for(self, seen: Callable[[], Found | None], seconds: float) -> Found | None:
         """What `seen` gives once it gives something; None when the process or the time has ended before."""

@@ -124,12 +124,12 @@ class CloudExecutor:
         try:
             found = providers(self.ssh_host) if setup_tunnel else []
             session = self._debugged(dsl_code, backend or "pytorch")
+            self._came_up(session)
             self._served(session, port)
         except (NeuralDbgError, OSError) as error:
             if session is not None:
-                session.end()
+                self._sessions.pop(session.id, session).end()
             return {"status": "failed", "error": str(error)}
-        self._sessions[session.id] = session
         reason = self._tunnelled(session, found) if setup_tunnel else "no tunnel was asked for"
         return {
             "session_id": session.id,
@@ -161,13 +161,14 @@ class CloudExecutor:
         return None
 
     def _debugged(self, dsl_code: str, backend: str) -> Session:
-        """The run, from the moment its directory is there: then the network is checked and built."""
+        """The run as a process. Its directory is there once the network is checked and built."""
+        text = _text(dsl_code)
         now = datetime.now().strftime("%Y%m%d-%H%M%S")
         name = f"{now}-cloud-{secrets.token_hex(2)}"
         runs = Path.cwd() / RUNS_FOLDER
         runs.mkdir(exist_ok=True)
         model, run_dir, said = runs / f"{name}.neural", runs / name, runs / f"{name}.log"
-        model.write_text(dsl_code, encoding="utf-8")
+        model.write_text(text, encoding="utf-8")
         # it serves a page of its own too, on a port nobody is told: only a run that is served waits at a breakpoint
         words = (
             "--no-animations",
@@ -181,12 +182,14 @@ class CloudExecutor:
             str(run_dir),
         )
         trainer = Child(own_command(*words, "--backend", backend, str(model)), said, env=own_environment())
-        session = Session(name, run_dir, trainer)
-        if not trainer.wait_for(lambda: (run_dir / RUN_FILE).is_file() or None, self.timeout):
-            why = f"did not come up in {self.timeout:g} s" if trainer.exit_code is None else trainer.last_words()
-            session.end()
-            raise CloudFailure(f"the run: {why}; all it said is in {said}")
+        session = self._sessions[name] = Session(name, run_dir, trainer)  # from here on `cleanup` ends it
         return session
+
+    def _came_up(self, session: Session) -> None:
+        trainer, said = session.trainer, session.run_dir.with_name(f"{session.id}.log")
+        if not trainer.wait_for(lambda: (session.run_dir / RUN_FILE).is_file() or None, self.timeout):
+            why = f"did not come up in {self.timeout:g} s" if trainer.exit_code is None else trainer.last_words()
+            raise CloudFailure(f"the run: {why}; all it said is in {said}")
 
     def _served(self, session: Session, port: int) -> None:
         words = ("view", str(session.run_dir), "--host", "127.0.0.1", "--port", str(port), "--behind-proxy")
@@ -206,10 +209,11 @@ class CloudExecutor:
             )
         except NoTunnel as error:
             return str(error)
+        session.tunnels.append(tunnel)
         if tunnel.provider == "ssh" and not answers(tunnel.url, session.token):
             host, far = urlsplit(tunnel.url).hostname, urlsplit(tunnel.url).port
             tunnel = replace(tunnel, url=f"http://127.0.0.1:{far}", note=_only_there(str(host), far or 0))
-        session.tunnels.append(tunnel)
+            session.tunnels[-1] = tunnel
         return tunnel.note
 
     def start_nocode_interface(self, port: int = 8051, setup_tunnel: bool = True) -> dict[str, Any]:  # noqa: ARG002
@@ -264,10 +268,11 @@ class CloudExecutor:
         }
 
     def _file(self, dsl_code: str) -> Path:
+        text = _text(dsl_code)
         runs = Path.cwd() / RUNS_FOLDER
         runs.mkdir(exist_ok=True)
         path = runs / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}.neural"
-        path.write_text(dsl_code, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         return path
 
     def _done(self, *words: str) -> None:
@@ -284,6 +289,12 @@ class CloudExecutor:
             raise CloudFailure(
                 f"{command[-1]} was not done in {self.timeout:g} s; CloudExecutor(timeout=) gives more"
             ) from None
+
+
+def _text(dsl_code: Any) -> str:
+    if isinstance(dsl_code, str):
+        return dsl_code
+    raise UsageError(f"dsl_code is the text of a network, not a {type(dsl_code).__name__}; Path(...).read_text()?")
 
 
 def detect_environment() -> str:

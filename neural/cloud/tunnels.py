@@ -134,17 +134,28 @@ def open_tunnel(found: Sequence[Provider], port: int, log: Path, *, attempts: in
         why = ""
         for _ in range(max(1, attempts)):
             try:
-                child = Child(provider.command(port), log, env=provider.env)
+                tunnel, why = _opened(provider, port, log, min(seconds, START_S))
             except OSError as error:
                 why = str(error)
                 break
-            url = child.wait_for(lambda one=child, by=provider: by.address(one.said), min(seconds, START_S))  # type: ignore[misc]
-            if url is not None and child.exit_code is None:
-                return Tunnel(provider.name, url, child)
-            why = child.last_words()
-            child.end()
+            if tunnel is not None:
+                return tunnel
         failed.append(f"{provider.name}: {why}")
     raise NoTunnel("; ".join(failed))
+
+
+def _opened(provider: Provider, port: int, log: Path, seconds: float) -> tuple[Tunnel | None, str]:
+    """The tunnel, or None and what was said last; then nothing is left running, also where Ctrl-C ends the wait."""
+    child = Child(provider.command(port), log, env=provider.env)
+    tunnel: Tunnel | None = None
+    try:
+        url = child.wait_for(lambda: provider.address(child.said), seconds)
+        if url is not None and child.exit_code is None:
+            tunnel = Tunnel(provider.name, url, child)
+        return tunnel, child.last_words()
+    finally:
+        if tunnel is None:
+            child.end()
 
 
 def answers(url: str, token: str) -> bool:

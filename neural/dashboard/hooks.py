@@ -67,6 +67,21 @@ class Hooks:
 
             self._watch = ImportWatch("torch", self._torch_imported)
             self._watch.install()
+        self._listen()
+
+    def _listen(self) -> None:
+        """To the breakpoints of trainings in this process, while somebody wants to hear of them."""
+        from neuraldbg.control.gate import on_hit
+
+        if self.wanted("on_breakpoint") and self._hit not in on_hit:
+            on_hit.append(self._hit)
+        elif not self.wanted("on_breakpoint") and self._hit in on_hit:
+            on_hit.remove(self._hit)
+
+    def _hit(self, stop: Any) -> None:
+        if stop.fill is not None:
+            stop.fill()
+        self.fire("on_breakpoint", layer_name=stop.layer, data=dict(stop.values))
 
     def must_know(self, event: str) -> None:
         if event not in self._functions:
@@ -78,11 +93,13 @@ class Hooks:
             functions[:] = [each for each in functions if each is not function]
         if not any(self._functions[event] for event in _WATCHED):
             self.close()
+        self._listen()
 
     def clear(self) -> None:
         for functions in self._functions.values():
             functions.clear()
         self.close()
+        self._listen()
 
     def close(self) -> None:
         watch, self._watch = self._watch, None

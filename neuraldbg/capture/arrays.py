@@ -70,6 +70,8 @@ def numbers_of(value: Any) -> Numbers:
         return _of_torch(value, torch)
     if hasattr(value, "tocoo") and hasattr(value, "nnz"):
         return _of_scipy(value)
+    if hasattr(value, "dense_shape") and hasattr(value, "indices") and hasattr(value, "values"):
+        return _of_slices(value)
     if isinstance(value, np.ma.MaskedArray):
         return of_array(value.compressed())
     return of_array(_as_array(value))
@@ -174,6 +176,20 @@ def _of_scipy(value: Any) -> Numbers:
     stored.sum_duplicates()
     indices = sum(each.nbytes for each in getattr(stored, "coords", (stored.row, stored.col)))
     return _sparse(np.asarray(stored.data), tuple(map(int, value.shape)), str(value.dtype), indices)
+
+
+def _of_slices(value: Any) -> Numbers:
+    """TensorFlow's IndexedSlices (the gradient of an embedding) and SparseTensor: what stands twice is added up. Slices
+    that do not know what they are of have the shape of those that are there."""
+    stored, places = _as_array(value.values), _as_array(value.indices)
+    dtype = stored.dtype.name
+    different, at = np.unique(places, axis=0, return_inverse=True)
+    if len(different) < len(stored):
+        wide = stored if stored.dtype.kind in "biufc" else stored.astype(np.float32)
+        stored = np.zeros((len(different), *wide.shape[1:]), wide.dtype)
+        np.add.at(stored, at.reshape(-1), wide)
+    whole = stored.shape if value.dense_shape is None else tuple(map(int, _as_array(value.dense_shape)))
+    return _sparse(stored, whole, dtype, places.nbytes)
 
 
 def _sparse(stored: NDArray[Any], shape: tuple[int, ...], dtype: str, index_bytes: int) -> Numbers:

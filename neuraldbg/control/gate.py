@@ -21,6 +21,7 @@ from neuraldbg.records import Phase, Stop
 TICK_S = 0.25
 UNITS = ("layer", "step")
 Job = Callable[[Stop], Any]
+on_hit: list[Callable[[Stop], None]] = []  # told of every breakpoint that is hit in this process
 
 
 class Prompt(Protocol):
@@ -117,6 +118,8 @@ class Gate:
                     self.breakpoints.remove(one.id)
         if hit:
             self._tell({"event": "hit", "breakpoints": [one.id for one in hit], **stop.place()})
+            for heard in list(on_hit):
+                heard(stop)
         if reasons:
             self._stop(stop, reasons, hit)
 

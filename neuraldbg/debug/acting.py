@@ -52,9 +52,10 @@ class Acting:
         log.warning("%s", text)
         self.record.fact("note", level="warning", text=text)
 
-    def step_of(self, layer: str, is_forward: bool) -> int:
-        """Of a layer that is told by hand."""
-        return self.record.comes(("hook", layer, is_forward))
+    def step_of(self, layer: str, is_forward: bool, told: Any = None) -> int:
+        """Of a layer that is told by hand, with its step or without."""
+        what = ("hook", layer, is_forward)
+        return self.record.comes(what) if told is None else self.record.comes_at(int(told), what)
 
     # -- what conditions ask for -------------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ class Acting:
             return HookResult.Skipped("not sampled")
         look = self._look(context, distribution=action.distribution)
         if context.__dict__.get("_inspected") is not look:
-            self.inspector.took(look, context.layer, context.layer, context.operation)
+            self.inspector.took(look, context.layer, context.operation, context.step)
             context.__dict__["_inspected"] = look
         return HookResult.Success
 
@@ -149,7 +150,7 @@ class Acting:
         if not self._sampled(context):
             return HookResult.Skipped("not sampled")
         if not context.__dict__.get("_tracked"):
-            self.gradients.took(context.layer, self._numbers(context))
+            self.gradients.took(context.layer, self._numbers(context), context.step)
             context.__dict__["_tracked"] = True
         return HookResult.Success
 

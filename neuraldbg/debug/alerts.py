@@ -21,6 +21,7 @@ from neuraldbg.debug.settings import DebugConfig
 log = logging.getLogger("neuraldbg")
 MOST_PLACES = 10_000  # that are counted apart
 SAID_PER_KIND = 5  # alerts of one kind and place that are logged one by one
+WRITTEN_PER_KIND = 1000  # and that are written to the trace
 
 
 class AlertSeverity(Enum):
@@ -94,7 +95,8 @@ class Alerts:
             self.total += 1
             self.critical += alert.severity is AlertSeverity.Critical
             often = self._counts[place] = self._counts.get(place, 0) + 1
-        self._told(alert)
+        if often <= WRITTEN_PER_KIND:
+            self._told(alert)
         if self._logs and often <= SAID_PER_KIND:
             more = " (further ones of this kind and place are only counted)" if often == SAID_PER_KIND else ""
             log.log(_LEVELS[alert.severity], "%s%s", alert.message, more)

@@ -45,8 +45,15 @@ def architecture_of(model: Any) -> ModelArchitectureInfo:
     )
 
 
+def is_whole(model: Any) -> bool:
+    """Whether every layer of a torch model knows its size: lazy ones do after the first pass."""
+    return not any(hasattr(each, "materialize") for each in (*model.parameters(), *model.buffers()))
+
+
 def _of_torch(model: Any) -> ModelArchitectureInfo:
     """Of a parameter that several layers share, once."""
+    if not is_whole(model):
+        raise UsageError("the model has lazy layers that have no size yet: run it once, then record its architecture")
     parameters = list(model.parameters())
     kept = [*parameters, *model.buffers()]
     layers = [module for _, module in model.named_modules() if next(module.children(), None) is None]

@@ -51,6 +51,8 @@ def kept(value: Any) -> Kept:
         _must_fit(value.numel())
         source = value.to_dense()
     numbers = numbers_of(source)
+    if numbers.sparse:
+        raise NoNumbers(f"a {type(value).__name__} is compared as a dense array; tf.convert_to_tensor(x) makes it one")
     if numbers.dtype.startswith("complex"):
         return Kept(np.array(_complex(source)), numbers.shape, numbers.dtype)
     values = numbers.values()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
 import queue
 import threading
 import time
@@ -29,7 +31,8 @@ RETRIED: Final = (408, 425, 429, 500, 502, 503, 504)
 
 
 class Background:
-    """One thread, from the first job on until `close`. A job that fails is told of once."""
+    """One thread, from the first job on until `close`, which the end of the process is too. A job that fails is told of
+    once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,6 +40,7 @@ class Background:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = 0
         self.dropped = self.failed = self.done = 0
         self.why: str | None = None  # of the last failure
 
@@ -48,6 +52,8 @@ class Background:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
+                self._pid = os.getpid()
+                atexit.register(self.close)
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
@@ -57,10 +63,11 @@ class Background:
 
     def close(self) -> None:
         """Waits a while for what is under way; what has not begun by then is dropped."""
+        atexit.unregister(self.close)
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
-        if thread is None:
+        if thread is None or os.getpid() != self._pid:  # a forked child has the queue, and no thread
             return
         deadline = time.monotonic() + CLOSING_S
         while time.monotonic() < deadline:

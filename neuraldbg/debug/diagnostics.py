@@ -28,6 +28,7 @@ SERIES: Final = {  # field -> series of the trace
     "validation_loss": "eval_loss",
     "validation_accuracy": "user.validation_accuracy",
 }
+BESIDE: Final = {"loss": "loss.user", "learning_rate": "user.lr"}  # where a watched model writes its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +61,13 @@ class DiagnosticsReport(Result):
 
 
 class ModelDiagnostics:
-    """Keeps the newest `max_performance_history` records."""
+    """Keeps the newest `max_performance_history` records. Of a watched model those of its trace, by their steps, with
+    what else was recorded at the same step."""
 
     def __init__(self, config: DebugConfig, record: Record) -> None:
         self._config, self._record = config, record
-        self._metrics: deque[ModelPerformanceMetrics] = deque(maxlen=config.max_performance_history)
+        self._told: deque[tuple[int, ModelPerformanceMetrics]] = deque(maxlen=config.max_performance_history)
+        self._seen: deque[ModelPerformanceMetrics] = deque(maxlen=config.max_performance_history)
         self._lock = threading.RLock()
         self.architecture: ModelArchitectureInfo | None = None
         self.pull: Callable[[], None] | None = None
@@ -88,16 +91,17 @@ class ModelDiagnostics:
         one = _plain(metrics)
         self._record.reached(one.training_step)
         step = self._record.comes("performance")
-        for name, series in SERIES.items():
+        for name, series in {**SERIES, **(BESIDE if self._record.attached else {})}.items():
             value = one[name]
             if value is not None:
                 self._record.scalar(series, value, step=step)
-        self.add(one)
+        with self._lock:
+            self._told.append((step, one))
 
     def add(self, metrics: ModelPerformanceMetrics) -> None:
         """One that is in the trace already."""
         with self._lock:
-            self._metrics.append(metrics)
+            self._seen.append(metrics)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -106,13 +110,14 @@ class ModelDiagnostics:
         """The records that are kept, oldest first; of a watched model those of its trace."""
         self._pull()
         with self._lock:
-            return list(self._metrics)
+            told, seen = list(self._told), list(self._seen)
+        return _together(told, seen)[-self._config.max_performance_history :] if seen else [one for _, one in told]
 
     @property
     def latest_loss(self) -> float | None:
-        """Without a look at the trace."""
+        """That was recorded last, without a look at the trace."""
         with self._lock:
-            return self._metrics[-1].loss if self._metrics else None
+            return self._told[-1][1].loss if self._told else None
 
     def _pull(self) -> None:
         if self.pull is not None:
@@ -140,7 +145,8 @@ class ModelDiagnostics:
     def clear(self) -> None:
         """Forgets the records; the trace has them."""
         with self._lock:
-            self._metrics.clear()
+            self._told.clear()
+            self._seen.clear()
 
 
 def _plain(metrics: ModelPerformanceMetrics) -> ModelPerformanceMetrics:
@@ -151,6 +157,18 @@ def _plain(metrics: ModelPerformanceMetrics) -> ModelPerformanceMetrics:
             given[name] = float(given[name].detach() if hasattr(given[name], "detach") else given[name])
     stamp = time.time() if given["timestamp"] is None else given["timestamp"]
     return ModelPerformanceMetrics(**{**given, "training_step": int(given["training_step"]), "timestamp": stamp})
+
+
+def _together(
+    told: list[tuple[int, ModelPerformanceMetrics]], seen: list[ModelPerformanceMetrics]
+) -> list[ModelPerformanceMetrics]:
+    """One record for each step: what was seen there, and of what was told the rest."""
+    found = {one.training_step: one for one in seen}
+    for step, one in told:
+        known = dict(found.get(step, one))
+        rest = {name: value for name, value in one.items() if known[name] is None}
+        found[step] = ModelPerformanceMetrics(**{**known, **rest, "training_step": step})
+    return [found[step] for step in sorted(found)]
 
 
 def _anomalies(history: list[ModelPerformanceMetrics]) -> list[str]:

@@ -100,10 +100,12 @@ class GradientFlowAnalysis(Result):
 
 
 class _Layer:
-    """The newest records of one layer, and of each of its units when it last had a gradient."""
+    """The newest records of one layer, and of each of its units when it last had a gradient. `told`: by somebody who
+    has the values, not read from a trace."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, told: bool) -> None:
         self.flows: deque[GradientFlow] = deque(maxlen=most)
+        self.told = told
         self.records = 0
         self.active_at: NDArray[np.int64] | None = None
 
@@ -137,7 +139,8 @@ class GradientDebugger:
         return self
 
     def record_gradient_flow(self, layer: str, gradients: Any) -> GradientFlow | None:
-        """From the values of a gradient: any array or tensor. None where this call is not sampled."""
+        """From the values of a gradient: any array or tensor. None where this call is not sampled. One without values
+        is no record of its layer."""
         step = self._sampled(layer)
         return None if step is None else self.took(layer, numbers_of(gradients), step)
 
@@ -148,9 +151,8 @@ class GradientDebugger:
         step = self._record.comes((Kind.GRADIENT, layer))
         return step if self._sampling.takes(layer) else None
 
-    def took(self, layer: str, numbers: Numbers, step: int | None = None) -> GradientFlow:
+    def took(self, layer: str, numbers: Numbers, step: int) -> GradientFlow:
         """A record of values that somebody has at hand already, such as a hook."""
-        step = self._record.comes((Kind.GRADIENT, layer)) if step is None else step
         row = whole_row(memory.measured(numbers.flat(), numbers.element), numbers)
         count, mean, std, low, high, l2, _, nans, infs, _ = row
         bad = bool(nans or infs)
@@ -159,7 +161,7 @@ class GradientDebugger:
         flow = GradientFlow(
             layer_name=layer,
             step=step,
-            gradient_norm=math.nan if bad or math.isnan(l2) else l2,
+            gradient_norm=0.0 if not count else math.nan if bad else l2,
             gradient_mean=None if math.isnan(mean) else mean,
             gradient_std=None if math.isnan(std) else std,
             gradient_max=None if math.isnan(high) else high,
@@ -169,8 +171,9 @@ class GradientDebugger:
             elements=count,
             timestamp=time.time(),
         )
-        self._keep(flow, active)
-        self._record.stats(layer, Kind.GRADIENT, row, step=step)
+        if count:
+            self._keep(flow, active)
+            self._record.stats(layer, Kind.GRADIENT, row, step=step)
         return flow
 
     def record_gradient_norm(self, layer: str, norm: Any) -> GradientFlow | None:
@@ -184,18 +187,20 @@ class GradientDebugger:
         return flow
 
     def add(self, flow: GradientFlow) -> None:
-        """One that is in the trace already."""
-        self._keep(flow, None)
+        """One that is in the trace already. Layers that are told of otherwise keep to that: the gradient of an output
+        and that of a weight make no curve together."""
+        self._keep(flow, None, told=False)
 
-    def _keep(self, flow: GradientFlow, active: NDArray[np.bool_] | None) -> None:
+    def _keep(self, flow: GradientFlow, active: NDArray[np.bool_] | None, *, told: bool = True) -> None:
         with self._lock:
             layer = self._layers.get(flow.layer_name)
-            if layer is None:
-                if len(self._layers) >= MOST_LAYERS:
-                    return
-                layer = self._layers[flow.layer_name] = _Layer(self._config.max_gradient_history)
-            layer.flows.append(flow)
-            layer.units(active)
+            if layer is None and len(self._layers) >= MOST_LAYERS:
+                return
+            if layer is None or (told and not layer.told):
+                layer = self._layers[flow.layer_name] = _Layer(self._config.max_gradient_history, told=told)
+            if layer.told is told:
+                layer.flows.append(flow)
+                layer.units(active)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -237,8 +242,10 @@ class GradientDebugger:
         with self._lock:
             layers = dict(self._layers)
         curves = {name: _curve(one) for name, one in layers.items()}
-        faded = set(judge.vanishing({name: one for name, one in curves.items() if one.size > 1}))
-        faded |= set(judge.vanishing(curves, threshold=self._limits.vanishing_threshold))
+        faded = set(judge.vanishing(curves, threshold=self._limits.vanishing_threshold))
+        alike = [{name: curves[name] for name, one in layers.items() if one.told is told} for told in (False, True)]
+        for group in alike:
+            faded |= set(judge.vanishing({name: one for name, one in group.items() if one.size > 1}))
         grown = set(judge.exploding(curves)) | set(judge.exploding(curves, threshold=self._limits.exploding_threshold))
         told = {name: self._of_layer(name, one, name in faded, name in grown) for name, one in layers.items()}
         bad = tuple(name for name, one in told.items() if not math.isfinite(one.last_norm))
@@ -252,7 +259,7 @@ class GradientDebugger:
             exploding_layers=tuple(name for name in told if name in grown and name not in bad),
             dead_layers=dead,
             bad_layers=bad,
-            decay_per_layer=judge.decay_per_layer(curves),
+            decay_per_layer=judge.decay_per_layer(max(alike, key=len)),
             recommendations=tuple(_recommended(bool(faded), bool(grown - set(bad)), bool(dead), bool(bad))),
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neuraldbg.debug.hook_parts import HookAction, HookCondition, HookTrigger, LayerSpecific
+from neuraldbg.debug.settings import from_on
 from neuraldbg.errors import ConfigError
 
 
@@ -68,8 +69,7 @@ class HookBuilder:
 
     def max_executions(self, most: int) -> HookBuilder:
         """Then it acts no more."""
-        if most < 1:
-            raise ConfigError(f"max_executions is a number from 1 on, not {most!r}")
+        from_on("max_executions", most)
         self._most = most
         return self
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from neuraldbg.debug.alerts import AlertSeverity
+from neuraldbg.debug.settings import from_on
 from neuraldbg.errors import ConfigError
 
 
@@ -202,8 +203,7 @@ class EveryNSteps(HookTrigger):
     n: int
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"EveryNSteps takes a number from 1 on, not {self.n!r}")
+        from_on("the n of EveryNSteps", self.n)
 
     def holds(self, context: HookContext, _: int) -> bool | None:
         return context.step % self.n == 0
@@ -222,6 +222,9 @@ class LayerSpecific(Always):
     """The layers of these very names."""
 
     layers: Sequence[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", (self.layers,) if isinstance(self.layers, str) else tuple(self.layers))
 
     def holds(self, _: HookContext, __: int) -> bool | None:
         return True

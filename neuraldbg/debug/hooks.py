@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from neuraldbg.capture.guard import attempt_or_why
 from neuraldbg.debug import hook_parts as parts
 from neuraldbg.debug.acting import Acting
 from neuraldbg.debug.hook_building import Hook
-from neuraldbg.debug.hook_parts import Custom, HookContext, HookResult
+from neuraldbg.debug.hook_parts import Custom, HookContext, HookResult, HookTrigger, LayerSpecific
 from neuraldbg.debug.settings import DebugConfig
 from neuraldbg.debug.tensors import TensorStats
 from neuraldbg.errors import UsageError, nearest
@@ -42,12 +43,13 @@ class _Registered:
 
     def __init__(self, number: int, hook: Hook) -> None:
         self.id, self.hook = number, hook
+        self.most = 1 if hook.trigger == HookTrigger.Once else hook.max_executions
         self.enabled, self.why = True, None  # type: bool, str | None
         self.acted = self.errors = self.skipped = self.spent_ns = 0
         self.last_step: int | None = None
 
     def spent(self) -> bool:
-        return self.hook.max_executions is not None and self.acted >= self.hook.max_executions
+        return self.most is not None and self.acted >= self.most
 
     @cached_property
     def only_inspects(self) -> bool:
@@ -94,6 +96,7 @@ class DebugHooks:
         self._always = config.enable_tensor_inspection and config.sampling_rate >= 1
         self.on_change: list[Callable[[], None]] = []
         self.matched = 0  # layers that patterns were matched with
+        self._compiled = False  # some layers run where hooks see nothing
         acting.conditions = self._conditions
 
     def __call__(self) -> DebugHooks:
@@ -106,16 +109,62 @@ class DebugHooks:
             raise UsageError(f"register_hook takes what HookBuilder(...).build() gives, not a {type(hook).__name__}")
         with self._lock:
             number, self._next = self._next, self._next + 1
-            self._hooks[number] = _Registered(number, hook)
-            self._named.clear()
+            self._hooks[number] = one = _Registered(number, hook)
+            for layer, fitting in self._named.items():
+                if hook.wants_layer(layer, layer in self._containers):
+                    fitting.append(one)
         self._changed()
+        if self.on_change:
+            self._must_fit(one)
+            self._must_see()
         return number
 
+    def follow(self, refresh: Callable[[], None], *, compiled: bool = False) -> None:
+        """Layers are told by somebody who knows them all, and wants to know when hooks come or go. `compiled`: some of
+        them are in compiled code."""
+        self.on_change.append(refresh)
+        self._compiled = compiled
+        for one in list(self._hooks.values()):
+            self._must_fit(one)
+        if self._hooks:
+            self._must_see()
+
+    def _must_see(self) -> None:
+        if self._compiled:
+            self._compiled = False
+            self._acting.told("parts of this model are compiled: hooks do not see the layers in there")
+
+    def closing(self) -> None:
+        """A hook whose every moment passed unseen is told of."""
+        for one in list(self._hooks.values()):
+            always = isinstance(one.hook.trigger, parts.Always) or one.most == 1
+            if always and one.enabled and not (one.acted or one.skipped):
+                self._acting.told(
+                    f"hook {one.hook.name!r} never acted: no layer it fits ran, or got a gradient, where hooks see it; "
+                    "inside of torch.compile they see none"
+                )
+
+    def _must_fit(self, one: _Registered) -> None:
+        """A hook that can never act is told of, with what it may have meant."""
+        with self._lock:
+            fits = any(one in fitting for fitting in self._named.values())
+            known = list(self._named)
+        if fits:
+            return
+        trigger = one.hook.trigger
+        names = trigger.layers if isinstance(trigger, LayerSpecific) else ()
+        asked = [re.sub(r"[^\w.]+", "", text.pattern) for text in one.hook.layer_patterns] or list(names)
+        near = nearest(asked[0], known) if asked else []
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known[:5])}"
+        self._acting.told(f"hook {one.hook.name!r} fits no layer of this model; {hint}")
+
     def unregister_hook(self, hook_id: int) -> None:
-        self._of(hook_id)
+        one = self._of(hook_id)
         with self._lock:
             del self._hooks[hook_id]
-            self._named.clear()
+            for fitting in self._named.values():
+                if one in fitting:
+                    fitting.remove(one)
         self._changed()
 
     def enable_hook(self, hook_id: int, enabled: bool = True) -> None:
@@ -191,7 +240,7 @@ class DebugHooks:
     ) -> list[tuple[int, HookResult]]:
         """By hand, after a layer. `metadata` may say `step`, `loss`, `gradient_norm` and `memory_mb`."""
         told = metadata or {}
-        step = int(told["step"]) if told.get("step") is not None else self._acting.step_of(layer, is_forward)
+        step = self._acting.step_of(layer, is_forward, told.get("step"))
         context = HookContext(layer, data, shape=shape, is_forward=is_forward, step=step)
         context.metadata = told
         return self.run(context)

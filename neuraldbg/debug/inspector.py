@@ -118,10 +118,10 @@ class TensorInspector:
         self._judge(info)
         return info.id
 
-    def took(self, look: Look, name: str, layer: str | None, operation: str | None) -> int:
-        """Takes over a look that somebody else had, such as a hook."""
+    def took(self, look: Look, layer: str, operation: str, step: int) -> int:
+        """Takes over a look at a layer that somebody else had, such as a hook."""
         self.settle()
-        info = self._keep(look, None, name, layer, operation)
+        info = self._keep(look, None, layer, layer, operation, (step, time.time()))
         self._judge(info)
         return info.id
 
@@ -148,11 +148,11 @@ class TensorInspector:
         name: str,
         layer: str | None,
         operation: str | None,
-        moment: tuple[int, float] | None = None,
+        moment: tuple[int, float],
     ) -> TensorInfo:
         kind, path = _place(name, layer, operation)
+        step, when = moment
         with self._lock:
-            step, when = moment or (self._record.comes((kind, path, name)), time.time())
             number, self._next = self._next, self._next + 1
             info = TensorInfo(
                 id=number,
@@ -214,8 +214,10 @@ class TensorInspector:
         return compared(one, other, (tensor1_id, tensor2_id))
 
     def compare_steps(self, name: str, *, layer: str | None = None) -> TensorComparison:
-        """The newest look at a tensor with the one before it."""
-        seen = [one.id for one in self.get_tensors(name=name, layer=layer) if one.id in self._copies]
+        """The newest look at a tensor with the one before it of the same layer and operation."""
+        looks = [one for one in self.get_tensors(name=name, layer=layer) if one.id in self._copies]
+        last = looks[-1:] and (looks[-1].layer_name, looks[-1].operation)
+        seen = [one.id for one in looks if (one.layer_name, one.operation) == last]
         if len(seen) < 2:
             known = sorted({one.name for one in self._infos.values()})
             near = nearest(name, known, 1)

@@ -47,6 +47,11 @@ class Record:
     # -- life --------------------------------------------------------------------------------------------------------
 
     @property
+    def attached(self) -> bool:
+        """A watched model writes here too."""
+        return self._attached
+
+    @property
     def is_open(self) -> bool:
         return self._recorder is not None
 
@@ -83,17 +88,19 @@ class Record:
                 atexit.register(self.close)
             return self._recorder
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Ends a run of its own; that of a watched model is ended by whoever watches."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             atexit.unregister(self.close)
+            self._own_step = self.step
             recorder, self._recorder = self._recorder, None
             if recorder is not None and not self._attached:
                 lasted = time.monotonic() - self._began
-                end = {"exit_code": 0, "error": None, "duration_s": lasted, "steps": self.step + bool(self._in_step)}
+                said = None if error is None else f"{type(error).__name__}: {error}"
+                end = {"exit_code": int(error is not None), "error": said, "duration_s": lasted, "steps": self.steps}
                 recorder.close([("end", {**end, "dropped": recorder.dropped()})])
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -103,6 +110,11 @@ class Record:
         if self._attached and self._recorder is not None:
             return self._recorder.step
         return self._own_step
+
+    @property
+    def steps(self) -> int:
+        """How many there were: one that something was written in counts."""
+        return self.step if self._attached else self._own_step + bool(self._in_step)
 
     def go_to(self, step: int) -> None:
         """From here on it is this step."""
@@ -121,12 +133,20 @@ class Record:
     def comes(self, what: Any) -> int:
         """The step that this belongs to."""
         with self._lock:
-            if not self._told_step and not self._attached:
-                if what in self._in_step:
+            if not self._attached:
+                if what in self._in_step and not self._told_step:
                     self._own_step += 1
                     self._in_step.clear()
                 self._in_step.add(what)
             return self.step
+
+    def comes_at(self, step: int, what: Any) -> int:
+        """The same of what comes with its step."""
+        self.reached(step)
+        with self._lock:
+            if not self._attached:
+                self._in_step.add(what)
+        return step
 
     # -- rows --------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from neuraldbg.analysis.results import Verdict
 from neuraldbg.capture.guard import attempt_or_why
 from neuraldbg.debug.acting import Acting
 from neuraldbg.debug.alerts import Alerts, AlertSeverity, TensorAlert
+from neuraldbg.debug.architecture import is_whole
 from neuraldbg.debug.delivery import Background
 from neuraldbg.debug.diagnostics import ModelDiagnostics
 from neuraldbg.debug.gradients import GradientDebugger, GradientFlowAnalysis
@@ -56,6 +57,7 @@ class DebugSession:
         self._acting = Acting(self.config, *parts, self._latest_loss, self._pause)
         self.hooks = DebugHooks(self.config, self._acting)
         self._watched: WatchedModel | None = None
+        self._unreadable = False
         self._report: DebugReport | None = None
         self._began = time.monotonic()
         self._stopping = threading.RLock()
@@ -79,31 +81,50 @@ class DebugSession:
         watched = WatchedModel(model, out=self._record.out(), budget=self.config.budget)
         self._watched = watched
         self._record.use(watched.recorder, watched.dbg.run_dir)
-        self.gradient_debugger.pull = lambda: watched.read_gradients(self.gradient_debugger)
-        self.model_diagnostics.pull = lambda: watched.read_losses(self.model_diagnostics)
-        self.model_diagnostics.record_architecture(model)
-        self.hooks.on_change.append(watched.tell(self.hooks))
+        self.gradient_debugger.pull = partial(self._read, lambda: watched.read_gradients(self.gradient_debugger))
+        self.model_diagnostics.pull = partial(self._read, lambda: watched.read_losses(self.model_diagnostics))
+        self._read_architecture()
+        self.hooks.follow(watched.tell(self.hooks), compiled=watched.is_compiled())
         return self
+
+    def _read_architecture(self) -> None:
+        """At once; of a model with lazy layers when it has run."""
+        model = None if self._watched is None else self._watched.model
+        if model is not None and self.model_diagnostics.architecture is None and is_whole(model):
+            self.model_diagnostics.record_architecture(model)
 
     def stop(self, error: BaseException | None = None) -> DebugReport:
         """Ends the run, takes every hook away and says what was found. A second call gives the same report."""
         with self._stopping:
             if self._report is None:
                 self.hooks.on_change.clear()
+                self._read_architecture()
+                if self._watched is not None and self.step:
+                    self.hooks.closing()
                 if self._watched is not None:
                     self._watched.close(error)
                 verdict = self._verdict()
                 self._background.close()
                 report = self._report_now(verdict)
-                self._record.close()
+                self._record.close(error)
                 self._save(report)
                 self.alerts.close()
                 self._report = report
             return self._report
 
     def _verdict(self) -> Verdict | None:
-        wanted = self.config.enable_computation_graph_analysis
-        return self._watched.verdict() if wanted and self._watched is not None else None
+        if self._watched is None or not self.config.enable_computation_graph_analysis:
+            return None
+        found: Verdict | None = self._read(self._watched.verdict)
+        return found
+
+    def _read(self, what: Callable[[], Any]) -> Any:
+        """From the trace. What has become of its files is no matter of the training's: said once."""
+        found, why = attempt_or_why(what)
+        if why is not None and not self._unreadable:
+            self._unreadable = True
+            log.warning("what was recorded cannot be read: %s", why)
+        return found
 
     def _save(self, report: DebugReport) -> None:
         if report.run_dir is not None:
@@ -216,7 +237,8 @@ class DebugSession:
     # -- what the parts need -----------------------------------------------------------------------------------------
 
     def _latest_loss(self) -> float | None:
-        return self.model_diagnostics.latest_loss if self._watched is None else self._watched.loss()
+        seen = None if self._watched is None else self._watched.loss()
+        return self.model_diagnostics.latest_loss if seen is None else seen
 
     def _tell_trace(self, alert: TensorAlert) -> None:
         told = alert.plain()
@@ -230,7 +252,7 @@ class DebugSession:
             session_id=self.id,
             run_dir=self.run_dir,
             duration_s=time.monotonic() - self._began,
-            steps=self.step,
+            steps=self._record.steps,
             tracked_tensors=kept,
             evicted_tensors=self.tensor_inspector.evicted,
             alerts=tuple(self.alerts),

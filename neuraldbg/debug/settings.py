@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 from neuraldbg.errors import ConfigError, nearest
+
+
+def from_on(name: str, value: Any, *, least: int = 1, kind: type[Any] = Integral) -> None:
+    """ConfigError where it is no number of that kind, or below."""
+    if not isinstance(value, kind) or value < least:
+        raise ConfigError(f"{name} is a number from {least} on, not {value!r}")
+
+
+def _is_share(value: Any, *, of_nothing: bool) -> bool:
+    """From 0 to 1; 0 is one where there may be one of nothing."""
+    return isinstance(value, Real) and 0 <= float(value) <= 1 and (of_nothing or float(value) > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +30,11 @@ class GradientDebugConfig:
     dead_neuron_threshold: float = 0.1  # share of a layer's units
     oscillation_variance_threshold: float = 100.0  # of the norm
     no_gradient_steps: int = 10  # records in a row
+
+    def __post_init__(self) -> None:
+        from_on("no_gradient_steps", self.no_gradient_steps)
+        if not _is_share(self.dead_neuron_threshold, of_nothing=True):
+            raise ConfigError(f"dead_neuron_threshold is a share from 0 to 1, not {self.dead_neuron_threshold!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +66,11 @@ class DebugConfig:
     gradients: GradientDebugConfig = field(default_factory=GradientDebugConfig)
 
     def __post_init__(self) -> None:
-        if not 0 < self.sampling_rate <= 1:
+        if not _is_share(self.sampling_rate, of_nothing=False):
             raise ConfigError(f"sampling_rate is a share above 0 and up to 1, not {self.sampling_rate!r}")
         for name in ("max_tracked_tensors", "max_gradient_history", "max_performance_history", "max_alerts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is a number from 1 on, not {getattr(self, name)!r}")
-        if self.max_kept_bytes < 0:
-            raise ConfigError(f"max_kept_bytes is a number from 0 on, not {self.max_kept_bytes!r}")
+            from_on(name, getattr(self, name))
+        from_on("max_kept_bytes", self.max_kept_bytes, least=0, kind=Real)
 
 
 def config_from(given: DebugConfig | None, options: dict[str, Any]) -> DebugConfig:
@@ -68,6 +83,10 @@ def config_from(given: DebugConfig | None, options: dict[str, Any]) -> DebugConf
             raise ConfigError(f"no setting {name!r} of a session; {hint}")
     if given is None:
         return DebugConfig(**options)
+    if not isinstance(given, DebugConfig):
+        raise ConfigError(
+            f"a session takes a DebugConfig(...), or its settings as keywords, not a {type(given).__name__}"
+        )
     return DebugConfig(**{**{name: getattr(given, name) for name in known}, **options})
 
 

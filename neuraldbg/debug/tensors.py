@@ -14,6 +14,7 @@ from neuraldbg.analysis.results import Result
 from neuraldbg.capture.arrays import Numbers, numbers_of
 from neuraldbg.capture.kernels import memory
 from neuraldbg.capture.kernels.elements import Element, Row
+from neuraldbg.errors import UsageError
 
 BINS: Final = 50
 PERCENTILES: Final = (1, 5, 10, 25, 50, 75, 90, 95, 99)
@@ -73,6 +74,8 @@ class Look:
 def look_at(value: Any, *, distribution: bool = True, bins: int = BINS) -> Look:
     """Two passes over the values; with `distribution` they are also put in order, for median, percentiles and
     outliers."""
+    if bins < 1:
+        raise UsageError(f"a histogram has at least one bin, not {bins}")
     numbers = value if isinstance(value, Numbers) else numbers_of(value)
     flat = numbers.flat()
     row = whole_row(memory.measured(flat, numbers.element), numbers)

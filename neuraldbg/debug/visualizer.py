@@ -130,7 +130,7 @@ class DebugVisualizer:
         """These plots (all of them) as one HTML file that loads nothing; `dashboard.html` in the output directory."""
         from neuraldbg.debug.visualizer_page import page
 
-        wanted = self.get_plot_names() if names is None else list(names)
+        wanted = self.get_plot_names() if names is None else [names] if isinstance(names, str) else list(names)
         if not wanted:
             raise UsageError("a dashboard needs a plot: plot_loss(), plot_tensor_distribution(), ... make one")
         text = page([self.get_plot(name) for name in wanted], "NeuralDbg plots", self._size, self.config.color_scheme)

@@ -43,11 +43,17 @@ def image(plot: Plot, form: str, size: tuple[int, int, int], *, dark: bool) -> b
     with rc_context({"font.size": font, "svg.hashsalt": plot.name, "text.usetex": False, "text.parse_math": False}):
         drawn = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, layout="constrained", facecolor=look["face"])
         axes = drawn.add_subplot(facecolor=look["face"])
-        _DRAWN_BY[type(plot)](plot, axes)
-        axes.set_title(plot.title)
-        _ink(axes, look["ink"])
         out = io.BytesIO()
-        drawn.savefig(out, format=form, metadata=UNDATED[form])
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                _DRAWN_BY[type(plot)](plot, axes)
+                axes.set_title(plot.title)
+                _ink(axes, look["ink"])
+                drawn.savefig(out, format=form, metadata=UNDATED[form])
+        except (ValueError, OverflowError) as error:  # a range beyond the largest number
+            raise UsageError(
+                f"matplotlib cannot draw {plot.name!r} ({error}); create_dashboard() and save(name, format='csv') can"
+            ) from None
     return out.getvalue()
 
 

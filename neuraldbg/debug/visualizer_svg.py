@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from neuraldbg.surfaces.terminal.figures import figure
 MOST_POINTS: Final = 2_000  # of a line
 MOST_NAMED: Final = 40  # rows of a table whose names are written
 MOST_DOTS: Final = 60  # points that are marked each
+MOST_POWER: Final = math.log10(sys.float_info.max)
 SERIES: Final = 6  # colours of lines; then they begin again
 STOPS: Final = ((0.05, 0.1, 0.35), (0.1, 0.45, 0.6), (0.35, 0.7, 0.5), (0.95, 0.9, 0.35))  # smallest to largest value
 NAN, PLUS_INF, MINUS_INF = (0.9, 0.15, 0.3), (1.0, 0.45, 0.75), (0.5, 0.35, 0.85)
@@ -86,10 +88,15 @@ def _axes(paper: Paper, across: tuple[float, float], up: tuple[float, float] | N
     for value in _heights(up, log=log) if up is not None else ():
         assert up is not None
         y = paper.y(_share(value, *up))
-        said = figure(10**value) if log else figure(value)
+        said = figure(_power_of_ten(value)) if log else figure(value)
         parts.append(f'<path class="grid" d="M{paper.left:.1f} {y:.1f}H{paper.right:.1f}"/>')
         parts.append(_text(paper.left - paper.font * 0.4, y + paper.font * 0.35, said, "end"))
     return "".join(parts)
+
+
+def _power_of_ten(value: float) -> float:
+    """Of the logarithm of a finite number, which rounding may have put above the largest."""
+    return float(10.0**value) if value < MOST_POWER else sys.float_info.max
 
 
 def _heights(up: tuple[float, float], *, log: bool) -> list[float]:
@@ -191,7 +198,7 @@ def _line(line: Line, heights: Floats, colour: int, scale: _Scale, paper: Paper)
         px, step = paper.x(a), step_text(float(steps[at]))
         if math.isfinite(b):
             path.append(f"{'L' if joined else 'M'}{px:.2f} {paper.y(b):.2f}")
-            value = 10.0 ** float(shown[at]) if scale.log else float(shown[at])
+            value = _power_of_ten(float(shown[at])) if scale.log else float(shown[at])
             points.append([round(px, 2), round(paper.y(b), 2), step, figure(value)])
             joined = True
         else:

@@ -30,7 +30,7 @@ class WatchedModel:
     def __init__(self, model: Any, *, out: Path | None, budget: str) -> None:
         self.dbg = NeuralDbg(model, out=out, budget=budget)
         self.dbg.start()
-        self._model = model
+        self.model: Any = model  # None once it is closed
         self._layers: Any = None
         self._gradients_read: dict[str, int] = {}
         self._losses_read = -1
@@ -38,6 +38,11 @@ class WatchedModel:
     @property
     def recorder(self) -> Any:
         return self.dbg._capture.core.recorder
+
+    def is_compiled(self) -> bool:
+        """Whether torch.compile has some of its layers, as far as they show it."""
+        modules = self.model.modules()
+        return any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in modules)
 
     def loss(self) -> float | None:
         found = self.recorder.latest.get("loss")
@@ -60,14 +65,14 @@ class WatchedModel:
                     return
             hooks.run(HookContext(name, tensor, shape=None, is_forward=forward, step=recorder.step))
 
-        self._layers = LayerHooks(self._model, hooks.wants, told)
+        self._layers = LayerHooks(self.model, hooks.wants, told)
         refresh: Callable[[], None] = self._layers.refresh
         return refresh
 
     def close(self, error: BaseException | None) -> None:
         if self._layers is not None:
             self._layers.close()
-        self._model = None
+        self.model = None
         self.dbg.close(error)
 
     def verdict(self) -> Verdict:

@@ -44,3 +44,15 @@ def test_a_keras_model_tells_its_architecture() -> None:
     assert (found.total_parameters, found.trainable_parameters) == (58, 58)
     assert (found.layer_count, found.layer_types, found.width) == (2, {"Dense": 2}, 8)
     assert found.activation_functions == {"relu": 1}
+
+
+@pytest.mark.skipif(KERAS != "tensorflow", reason="of TensorFlow")
+def test_the_gradient_of_an_embedding_is_read_without_its_zeros() -> None:
+    import tensorflow as tf
+
+    table = tf.Variable(tf.ones((1000, 4)))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, [3, 3, 8]))
+    stats, _ = describe(tape.gradient(loss, table))
+    assert (stats.shape, stats.max, stats.l1_norm) == ((1000, 4), 2.0, 12.0)
+    assert stats.zero_count == 1000 * 4 - 8

@@ -21,7 +21,7 @@ from sshd import sshd
 from texts import NETWORK
 from waiting import eventually
 
-from neural.cloud import tunnels
+from neural.cloud import children, tunnels
 from neural.cloud.cloud_execution import CloudExecutor, detect_environment
 from neuraldbg.errors import UsageError
 
@@ -166,6 +166,44 @@ def test_a_network_with_a_mistake_fails_with_the_reason_and_leaves_nothing(execu
     assert told["status"] == "failed"
     assert "Dence" in told["error"]
     assert executor.get_environment_info()["sessions"] == []
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize("given", [None, Path("model.neural"), b"network"])
+def test_what_is_no_text_is_refused_before_anything_starts(executor: CloudExecutor, given: Any) -> None:
+    told = executor.start_debug_dashboard(given, port=0)
+    assert (told["status"], type(given).__name__ in told["error"]) == ("failed", True)
+    with pytest.raises(UsageError, match="text of a network"):
+        executor.compile_model(given)
+    assert not Path("neuraldbg_runs").exists()
+
+
+def test_who_loses_patience_leaves_nothing_that_cleaning_up_does_not_end(
+    executor: CloudExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = psutil.Process().children()
+    with monkeypatch.context() as patch:
+        patch.setattr(children.Child, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            executor.start_debug_dashboard(LONG, port=0)
+    assert len(psutil.Process().children()) == len(before) + 1
+    executor.cleanup()
+    assert psutil.Process().children() == before
+
+
+def test_a_tunnel_that_nobody_waits_for_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_program(tmp_path / "bin", "bore", SPOKEN["bore"][0], monkeypatch)
+    before = psutil.Process().children()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(children.Child, "wait_for", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tunnels.open_tunnel(tunnels.providers(None), 8123, tmp_path / "log", attempts=1, seconds=60)
     assert psutil.Process().children() == before
 
 

@@ -61,6 +61,30 @@ def test_every_moment_of_a_step_is_told_in_order() -> None:
     assert told.index(("before_backward", "1")) < told.index(("after_backward", "1"))
 
 
+class Prompt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned = nn.Parameter(torch.ones(3))
+
+    def forward(self, scale: torch.Tensor) -> torch.Tensor:
+        return self.learned if scale.is_leaf else self.learned * scale
+
+
+def test_a_tensor_that_lives_on_is_told_of_once_a_pass() -> None:
+    told: list[str] = []
+    before = register_hook("before_backward")(lambda layer_name, gradients: told.append("before"))
+    after = register_hook("after_backward")(lambda layer_name, gradients: told.append("after"))
+    model, image = Prompt(), torch.ones(3, requires_grad=True)
+    for _ in range(4):
+        told.clear()
+        (model(image) * image).sum().backward()
+        assert sorted(told) == ["after", "before"]
+    unregister_hook(before)
+    unregister_hook(after)
+    assert not model.learned._backward_hooks
+    assert not image._backward_hooks
+
+
 def test_training_is_the_same_with_hooks() -> None:
     def train() -> list[float]:
         torch.manual_seed(3)
@@ -127,6 +151,26 @@ def test_layers_by_hand_breakpoints_and_anomalies_are_moments_too() -> None:
     manager.on_hold.append(lambda *_: manager.continue_execution())
     assert breakpoint_helper.check("b", {"x": 1}) is True
     assert told == [("Dense_1", 7), ("a", True), {"layer_name": "b", "data": {"x": 1}}]
+
+
+def test_a_breakpoint_of_a_training_is_a_moment_too(tmp_path: Path) -> None:
+    from neuraldbg import NeuralDbg
+
+    told: list[tuple[str, float]] = []
+    hook = register_hook("on_breakpoint")(lambda layer_name, data: told.append((layer_name, data["mean_activation"])))
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with NeuralDbg(model, out=tmp_path / "run") as dbg:
+        dbg.breakpoints.add("1", "step >= 1")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        assert [layer for layer, _ in told] == ["1", "1"]
+        assert all(isinstance(mean, float) for _, mean in told)
+        unregister_hook(hook)
+        model(torch.ones(2, 3)).sum().backward()
+        assert len(told) == 2
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -341,10 +341,11 @@ def test_what_is_wrong_about_a_hook_is_said_when_it_is_built() -> None:
         HookBuilder("x").action(HookAction.InspectTensor).build()
     with pytest.raises(ConfigError, match=r"needs \.action"):
         HookBuilder("x").trigger(HookTrigger.Once).build()
-    with pytest.raises(ConfigError, match="max_executions"):
-        HookBuilder("x").max_executions(0)
-    with pytest.raises(ConfigError, match="EveryNSteps"):
-        HookTrigger.EveryNSteps(0)
+    for wrong in (0, "3", 2.5):
+        with pytest.raises(ConfigError, match="max_executions"):
+            HookBuilder("x").max_executions(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="EveryNSteps"):
+            HookTrigger.EveryNSteps(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"HookTrigger\.EveryForward"):
         HookBuilder("x").trigger("every forward")  # type: ignore[arg-type]
 

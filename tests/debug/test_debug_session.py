@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,12 +149,43 @@ def test_steps_are_counted_by_what_comes_again_or_as_told(make_session: Make) ->
     assert other.step == 100
 
 
+def test_the_report_and_the_run_count_the_same_steps(make_session: Make) -> None:
+    for told in (False, True):
+        session = make_session()
+        for step in range(4):
+            if told:
+                session.set_step(step)
+            session.tensor_inspector.inspect_tensor(np.ones(1), "a")
+        report = session.stop()
+        assert report.run_dir is not None
+        with open_trace(report.run_dir) as trace:
+            assert (report.steps, trace.facts("end")[0]["steps"]) == (4, 4)
+    assert make_session().stop().steps == 0
+
+
+def test_an_exception_of_the_loop_is_in_the_run(make_session: Make) -> None:
+    session = make_session()
+    with pytest.raises(ZeroDivisionError), session:
+        session.gradient_debugger.record_gradient_norm("fc1", 1 / 0)
+    directory = session.stop().run_dir
+    assert directory is not None
+    with open_trace(directory) as trace:
+        assert (trace.run.exit_code, trace.run.error) == (1, "ZeroDivisionError: division by zero")
+
+
 def test_a_wrong_setting_answers_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'sampling_rate'"):
         debug_session(samplingrate=0.5)
-    for wrong in ({"sampling_rate": 0}, {"sampling_rate": 1.5}, {"max_tracked_tensors": 0}, {"max_kept_bytes": -1}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            debug_session(**wrong)
+    wrong: tuple[tuple[str, Any], ...] = (("sampling_rate", 0), ("sampling_rate", 1.5), ("sampling_rate", "10%"))
+    wrong += (("max_tracked_tensors", 0), ("max_alerts", "many"), ("max_kept_bytes", -1), ("max_kept_bytes", "64 MB"))
+    for name, value in wrong:
+        with pytest.raises(ConfigError, match=name):
+            debug_session(**{name: value})
+    for name, value in (("no_gradient_steps", 0), ("dead_neuron_threshold", 10), ("dead_neuron_threshold", "10%")):
+        with pytest.raises(ConfigError, match=name):
+            GradientDebugConfig(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"takes a DebugConfig\(\.\.\.\).* not a dict"):
+        DebugSession({"sampling_rate": 0.1})  # type: ignore[arg-type]
 
 
 def test_a_stopped_session_writes_and_raises_nothing_but_says_it_has_stopped(session: DebugSession) -> None:

@@ -29,6 +29,14 @@ def test_a_flow_is_what_the_values_say(session: DebugSession) -> None:
     assert half.dead_neurons_ratio == pytest.approx(2 / 3)
 
 
+def test_a_gradient_without_values_is_neither_bad_nor_vanished(session: DebugSession) -> None:
+    flow = session.gradient_debugger.record_gradient_flow("shard", np.empty((0, 4), np.float32))
+    assert flow is not None
+    assert (flow.gradient_norm, flow.elements, flow.gradient_mean) == (0.0, 0, None)
+    assert session.gradient_debugger.analyze_gradient_flow().overall_health is LayerHealth.Unknown
+    assert session.stop().summary()["total_issues"] == 0
+
+
 def test_a_norm_alone_leaves_the_rest_unknown(session: DebugSession) -> None:
     flow = session.gradient_debugger.record_gradient_norm("fc1", torch.tensor(2.0))
     assert flow is not None

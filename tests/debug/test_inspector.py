@@ -49,6 +49,21 @@ def test_a_tensor_is_compared_with_itself_a_step_earlier_though_it_has_changed_s
         session.tensor_inspector.compare_steps("wieght")
 
 
+def test_a_tensor_of_another_layer_or_operation_is_not_the_one_a_step_earlier(session: DebugSession) -> None:
+    inspect = session.tensor_inspector.inspect_tensor
+    for step in range(2):
+        for at, layer in enumerate(("fc1", "fc2")):
+            inspect(np.full(4, 10.0 * at + step), "weight", layer, "parameter")
+            inspect(np.full(4, 1e-3), "weight", layer, "gradient")
+    assert session.tensor_inspector.compare_steps("weight").max_diff == 0.0
+    inspect(np.full(4, 12.0), "weight", "fc2", "parameter")
+    assert session.tensor_inspector.compare_steps("weight").max_diff == 1.0
+    inspect(np.full(4, 12.0), "alone", "fc1")
+    inspect(np.full(4, 12.0), "alone", "fc2")
+    with pytest.raises(NotRecorded, match="no two values of 'alone'"):
+        session.tensor_inspector.compare_steps("alone")
+
+
 def test_copies_are_bounded_in_bytes_and_the_error_says_what_to_do(make_session: Make) -> None:
     session = make_session(max_kept_bytes=80_000)
     inspect = session.tensor_inspector.inspect_tensor

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from neuraldbg.debug import DebugVisualizer, VisualizationConfig, visualizer_values
@@ -142,6 +142,7 @@ def test_values_that_are_not_finite_are_shown_where_they_are(filled: DebugVisual
 
 
 @given(ANY, ANY)
+@example([1.0, sys.float_info.max], [])
 def test_anything_can_be_drawn(values: list[float], others: list[float]) -> None:
     made = DebugVisualizer()
     made.plot_tensor_distribution("any", values, 7)
@@ -288,6 +289,14 @@ def test_a_picture_has_the_size_that_was_asked_for(tmp_path: Path) -> None:
     made = DebugVisualizer(output_directory=tmp_path, plot_width=640, plot_height=360, color_scheme="dark")
     made.plot_loss([0, 1], [2.0, 1.0])
     assert struct.unpack(">II", made.save("loss").read_bytes()[16:24]) == (640, 360)
+
+
+def test_a_range_that_matplotlib_cannot_draw_is_said(visualizer: DebugVisualizer) -> None:
+    visualizer.plot_loss([0, 1], [1e308, -1e308])
+    for form in ("png", "svg", "pdf"):
+        with pytest.raises(UsageError, match="matplotlib cannot draw 'loss'"):
+            visualizer.save("loss", format=form)
+    assert visualizer.create_dashboard("loss").names == ("loss",)
 
 
 def test_without_matplotlib_the_extra_is_named(filled: DebugVisualizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class Announcer:
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._updates = 0
+        self._followed = Followed()
         self._handles: list[Any] = [
             torch_module.register_module_forward_pre_hook(self._before),
             torch_module.register_module_forward_hook(self._after, always_call=True),
@@ -36,6 +37,7 @@ class Announcer:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._followed.close()
 
     @property
     def _depth(self) -> int:
@@ -74,8 +76,7 @@ class Announcer:
         def arrived(gradient: Tensor) -> None:
             self._tell(event, layer_name=name, gradients=gradient.detach())
 
-        hook: Callable[..., Any] = tensor.register_hook
-        hook(arrived)
+        self._followed.follow((event, name), tensor, arrived)
 
     def _stepped(self, *_: Any) -> None:
         step, self._updates = self._updates, self._updates + 1
@@ -84,6 +85,28 @@ class Announcer:
 
     def _name(self, module: nn.Module) -> str:
         return self._names.get(module) or type(module).__name__
+
+
+class Followed:
+    """Hooks on the gradients of tensors. One on a leaf (a learned prompt, an image that is optimised) would stay there
+    and be called once more with every pass: the one before it goes first."""
+
+    def __init__(self) -> None:
+        self._on_leaves: dict[Hashable, Any] = {}
+
+    def follow(self, what: Hashable, tensor: Tensor, arrived: Callable[[Tensor], None]) -> None:
+        hook: Callable[..., Any] = tensor.register_hook
+        if not tensor.is_leaf:
+            hook(arrived)
+            return
+        before = self._on_leaves.pop(what, None)
+        if before is not None:
+            before.remove()
+        self._on_leaves[what] = hook(arrived)
+
+    def close(self) -> None:
+        while self._on_leaves:
+            self._on_leaves.popitem()[1].remove()
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from neuraldbg.capture.guard import Guard
-from neuraldbg.capture.torch.announce import first_tensor
+from neuraldbg.capture.torch.announce import Followed, first_tensor
 from neuraldbg.capture.torch.core import cannot_look, undisturbed
 from neuraldbg.capture.torch.tree import unwrap
 
@@ -30,6 +30,7 @@ class LayerHooks:
         self._tell = self._guard.shield("a layer for hooks", lambda name, *_: name)(tell)
         self._chosen: dict[int, tuple[weakref.ref[nn.Module], str, bool, bool]] = {}
         self._handle: Any = None
+        self._followed = Followed()
         self._closed = False
         self.refresh()
 
@@ -50,6 +51,7 @@ class LayerHooks:
 
     def close(self) -> None:
         self._closed = True
+        self._followed.close()
         self.refresh()
 
     def _after(self, module: nn.Module, _: Any, output: Any) -> None:
@@ -68,10 +70,10 @@ class LayerHooks:
             self._follow(name, tensor)
 
     def _follow(self, name: str, tensor: Tensor) -> None:
-        tell, hook = self._tell, tensor.register_hook
+        tell = self._tell
 
         def arrived(gradient: Tensor) -> None:
             if not self._closed:
                 tell(name, gradient.detach(), False)
 
-        hook(arrived)  # type: ignore[no-untyped-call]
+        self._followed.follow(name, tensor, arrived)
