@@ -21,13 +21,9 @@ export function short(value: number | null | undefined, digits = 3): string {
   return text.replace("e+", "e").replaceAll("-", "−");
 }
 
-export function shown(value: Num | string | undefined, digits = 3): string {
-  if (typeof value === "string" && real(value) === null) return value;
-  return short(real(value), digits);
-}
+export const shown = (value: Num | string | undefined, digits = 3): string => (typeof value === "string" && real(value) === null ? value : short(real(value), digits));
 
 const THOUSANDS = new Intl.NumberFormat("en-US"); // made once: toLocaleString makes one a number
-
 export const count = (value: number | null | undefined): string => (value === null || value === undefined ? UNKNOWN : THOUSANDS.format(value));
 
 const UNITS: [number, string][] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
@@ -49,9 +45,7 @@ export function seconds(value: number | null | undefined): string {
 
 export const bytes = (value: number | null | undefined): string => (Number.isFinite(value) ? `${compact(value)}B`.replace(/(\d)([kMGT]?B)$/, "$1 $2") : short(value));
 
-export function percent(share: number | null | undefined, digits = 2): string {
-  return Number.isFinite(share) ? `${short(share! * 100, digits)} %` : short(share);
-}
+export const percent = (share: number | null | undefined, digits = 2): string => (Number.isFinite(share) ? `${short(share! * 100, digits)} %` : short(share));
 
 const NAMES: Record<string, string> = {
   lr: "learning rate", step_time_s: "time of a step", cpu_percent: "CPU of the machine, %", process_cpu_percent: "CPU of the process, %",

@@ -33,9 +33,7 @@ export function answer(file: Held, path: string): unknown {
   return pathname === "/api/summary" ? { ...(whole as object), layers: (whole as { layers: object[] }).layers.slice(0, most) } : whole;
 }
 
-function before<T extends { step: number }>(all: T[], step: number): T | undefined {
-  return all[columnOf(step, [...all.map((one) => one.step), Infinity])];
-}
+const before = <T extends { step: number }>(all: T[], step: number): T | undefined => all[columnOf(step, [...all.map((one) => one.step), Infinity])];
 
 function moment(file: Held, step: number, layer: string): object {
   const [frame, flame] = [before(file.frames, step), before(file.flames, step)];
@@ -66,7 +64,6 @@ function cut(heat: HeatAnswer, from: number, to: number): HeatAnswer {
 }
 
 const IS_NAN = 0x7fe00000; // a NaN that was measured: any other says that nothing was
-
 function curve({ layers, edges, max, min, single, of }: Curves, layer: string, from: number, to: number): object | undefined {
   const [at, wide] = [layers.indexOf(layer), edges.length - 1];
   if (at < 0) return undefined;
