@@ -35,9 +35,15 @@ NeuralDbgError
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
+
+
+def uncaught() -> BaseException | None:
+    """What ended the program, asked while it ends. None where nothing did, or where somebody types line by line."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from neuraldbg.capture.kernels.elements import Row
 from neuraldbg.capture.torch.recorder import Recorder
-from neuraldbg.errors import RunDirectoryError
+from neuraldbg.errors import RunDirectoryError, uncaught
 from neuraldbg.records import Kind, Phase, SiteKind
 from neuraldbg.trace import TraceWriter, create_run
 from neuraldbg.trace.rundir import new_run_info
@@ -85,7 +85,7 @@ class Record:
                 self.directory = directory
                 self._recorder = Recorder(lambda: writer)
                 self._recorder.fact("run", toolkit=True)
-                atexit.register(self.close)
+                atexit.register(self._at_exit)
             return self._recorder
 
     def close(self, error: BaseException | None = None) -> None:
@@ -94,7 +94,7 @@ class Record:
             if self._closed:
                 return
             self._closed = True
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             self._own_step = self.step
             recorder, self._recorder = self._recorder, None
             if recorder is not None and not self._attached:
@@ -102,6 +102,9 @@ class Record:
                 said = None if error is None else f"{type(error).__name__}: {error}"
                 end = {"exit_code": int(error is not None), "error": said, "duration_s": lasted, "steps": self.steps}
                 recorder.close([("end", {**end, "dropped": recorder.dropped()})])
+
+    def _at_exit(self) -> None:
+        self.close(uncaught())
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

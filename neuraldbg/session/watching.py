@@ -27,7 +27,7 @@ from neuraldbg.config import parse_budget
 from neuraldbg.config.installation import refuse_namesake
 from neuraldbg.control.breakpoints import Breakpoints
 from neuraldbg.control.gate import Gate, Prompt
-from neuraldbg.errors import NotRecorded, UnknownName, UsageError
+from neuraldbg.errors import NotRecorded, UnknownName, UsageError, uncaught
 from neuraldbg.records import RunInfo, Stop
 from neuraldbg.session.page import Page
 from neuraldbg.session.past import AUTO, FULL, REMADE, check_record, made_again, start_recording
@@ -125,7 +125,7 @@ class NeuralDbg(Reasons):
         if self._serving:
             self._page = Page(self._run_dir, self._gate)
         self._began = time.monotonic()
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
         _ = self._capture.core.recorder.writer  # a session always has a trace, also when nothing is ever trained
         return self
 
@@ -141,7 +141,7 @@ class NeuralDbg(Reasons):
         """Take every hook away and finish the trace. Questions about the past can still be asked."""
         if self._capture is not None and not self._closed:
             self._closed = True
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             said = None if error is None else f"{type(error).__name__}: {error}"
             duration = time.monotonic() - self._began
             self._capture.close(exit_code=0 if error is None else 1, error=said, duration_s=duration)
@@ -150,6 +150,9 @@ class NeuralDbg(Reasons):
                 self._tape = None  # it has the model
             if self._page is not None:
                 self._page.close()
+
+    def _at_exit(self) -> None:
+        self.close(uncaught())
 
     def __enter__(self) -> NeuralDbg:
         return self.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,30 @@ def test_an_exception_of_the_loop_is_in_the_run(make_session: Make) -> None:
     assert directory is not None
     with open_trace(directory) as trace:
         assert (trace.run.exit_code, trace.run.error) == (1, "ZeroDivisionError: division by zero")
+
+
+FALLING = """
+import sys
+import torch
+from neuraldbg import NeuralDbg
+from neuraldbg.debug import debug_session
+
+session, dbg = debug_session(output_dir="told"), NeuralDbg(torch.nn.Linear(2, 2), out="watched")
+session.gradient_debugger.record_gradient_norm("fc1", 1.0)
+dbg.start()
+1 / int(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("divisor", "told"), [("0", (1, "ZeroDivisionError: division by zero")), ("1", (0, None))])
+def test_what_ends_a_program_that_closes_nothing_is_in_its_runs(
+    divisor: str, told: tuple[int, str | None], tmp_path: Path
+) -> None:
+    done = subprocess.run([sys.executable, "-c", FALLING, divisor], cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == told[0], done.stderr
+    for name in ("told", "watched"):
+        with open_trace(tmp_path / name) as trace:
+            assert (trace.run.exit_code, trace.run.error) == told, name
 
 
 def test_a_wrong_setting_answers_with_the_nearest(tmp_path: Path) -> None:
