@@ -137,7 +137,8 @@ class DebugHooks:
     def closing(self) -> None:
         """A hook whose every moment passed unseen is told of."""
         for one in list(self._hooks.values()):
-            always = isinstance(one.hook.trigger, parts.Always) or one.most == 1
+            trigger = one.hook.trigger
+            always = isinstance(trigger, parts.Always) or trigger == HookTrigger.Once
             if always and one.enabled and not (one.acted or one.skipped):
                 self._acting.told(
                     f"hook {one.hook.name!r} never acted: no layer it fits ran, or got a gradient, where hooks see it; "

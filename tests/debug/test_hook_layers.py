@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module
 
-from neuraldbg.debug import DebugSession, Hook, HookAction, HookBuilder, HookContext, HookTrigger
+from neuraldbg.debug import DebugSession, Hook, HookAction, HookBuilder, HookCondition, HookContext, HookTrigger
 
 Make = Callable[..., DebugSession]
 
@@ -148,6 +148,9 @@ def test_a_hook_that_acted_or_had_a_reason_not_to_is_not_told_of(
     session.attach(model)
     session.hooks.register_hook(hook_of("acts", "^0$"))
     session.hooks.register_hook(hook_of("skipped", "^0$", trigger=HookTrigger.EveryBackward))  # has no activations
+    never = HookTrigger.Conditional(HookCondition.StepRange(5, 9))
+    one = HookBuilder("not yet").trigger(never).action(HookAction.RecordActivations).max_executions(1)
+    session.hooks.register_hook(one.build())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
