@@ -25,6 +25,7 @@ LEAST_PAUSE_S = 2.0
 REST = 15  # times as long as the last look took
 GLANCE_S = 2.0
 WORTH_SAYING_S = 20.0  # that all ranks stand still: a checkpoint takes a while, too
+STANDSTILLS = ("rank_divergence", "gradient_not_synchronised")
 EAGER = {"first_look_s": 3.0, "least_pause_s": 2.0, "rest": 10}  # where a run is to stop for what is found
 # what half-written files may lead to; the report at the end looks again, at whole ones
 NOT_READABLE = (NeuralDbgError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
@@ -130,7 +131,7 @@ class LiveAnalysis:
         from neuraldbg.surfaces.stacks import take_stacks
         from neuraldbg.trace.rundir import write_stacks
 
-        stood = [one for one in findings if one["kind"] == "rank_divergence" and "seconds" in one["evidence"]]
+        stood = [one for one in findings if one["kind"] in STANDSTILLS and "seconds" in one["evidence"]]
         self._tell_standstill(stood[0] if stood else None)
         if not stood or stood[0]["step"] == self._stacked:
             return

@@ -10,6 +10,7 @@ from simulated import START_NS, SimulatedRank, a_run_of_ranks, judged
 from neuraldbg import open_trace
 from neuraldbg.analysis.summary import summarise
 from neuraldbg.records import Call, Finding, Severity
+from neuraldbg.surfaces.live_analysis import LiveAnalysis
 from neuraldbg.trace.rundir import write_launched, write_stacks
 
 
@@ -213,3 +214,25 @@ def test_a_rank_that_waited_until_the_others_had_used_their_batches_up_is_no_ala
     [found] = judged(run, "rank_divergence")
     assert found.severity is Severity.INFO
     assert judged(run, "gradient_not_synchronised") == []
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_standstill_is_said_while_it_lasts_and_so_is_its_end(tmp_path: Path, alone: bool) -> None:
+    run, ranks = a_run_of_ranks(tmp_path, 2)
+    _standing(ranks[0].updates(8), "backward", 25, "train.py:50")
+    ranks[1].updates(40 if alone else 8)
+    if not alone:
+        _standing(ranks[1], "the data loader", 25, "train.py:31")
+    said: list[str] = []
+    analysis = LiveAnalysis(run, say=said.append)
+    for one in ranks:
+        one.writer.flush()
+    analysis.look()
+    analysis.look()
+    [first] = said
+    alone_says = "rank 1 made 40 updates with gradients of its own"
+    assert first.startswith(alone_says if alone else "no rank moves: rank 1 stands in the data loader")
+    for one in ranks:
+        one.calls(Call.STEP, [41], wall_ns=START_NS + 70 * 10**9).writer.flush()
+    analysis.look()
+    assert said == [first, "the ranks move again"]

@@ -119,7 +119,9 @@ def gradient_not_synchronised(evidence: Evidence) -> Iterator[Finding]:
 def _alone(evidence: Evidence, alone: RanAhead) -> Finding:
     rank = alone.ahead[0]
     source, why = _why(evidence, rank)
-    updates = states_of_ranks(evidence)[rank].updates
+    states = states_of_ranks(evidence)
+    updates, stood = states[rank].updates, [states[each].standing for each in alone.waited]
+    seconds = {"seconds": max(float(fact["since_s"]) for fact in stood if fact is not None)} if any(stood) else {}
     return Finding(
         "gradient_not_synchronised",
         Severity.CRITICAL,
@@ -128,6 +130,7 @@ def _alone(evidence: Evidence, alone: RanAhead) -> Finding:
         step=alone.step,
         source=source,
         evidence={
+            **seconds,
             "updates_it_made": updates,
             "updates_of_those_that_waited": alone.step,
             "ranks": ", ".join(map(str, alone.ahead[:16])),
