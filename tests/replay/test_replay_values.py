@@ -100,3 +100,10 @@ def test_a_file_that_was_imported_late_and_changed_since_is_named(project: Path)
         (project / "last.py").write_text(before)
     assert done.returncode == 2
     assert "changed since the run was recorded: last.py" in done.stderr
+
+
+def test_a_bundle_that_cannot_be_written_is_told_in_one_line(project: Path) -> None:
+    done = neural(project, "export", "run", "--format", "repro", "--step", "2", "-o", "train.py/step")
+    assert done.returncode == 2
+    assert "cannot write train.py/step" in done.stderr
+    assert "Traceback" not in done.stderr
