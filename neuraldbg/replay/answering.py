@@ -34,10 +34,10 @@ def answer(errand: Errand, recorded: Recorded, objects: Objects, core: Any) -> N
     rebuilder = Rebuilder(bound)
     bundle = Bundle(recorded, objects, tape, errand.step) if errand.bundle else None
     if bundle is not None:
-        rebuilder.on_step, rebuilder.on_pass = bundle.begins, bundle.ran
+        rebuilder.on_step, rebuilder.on_pass, rebuilder.on_update = bundle.begins, bundle.ran, bundle.ends
     made = rebuilder.step(errand.step, layers)
     if bundle is not None:
-        bundle.write(Path(errand.out), script=_script(errand), args=errand.args)
+        bundle.write(Path(errand.out), script=_script(errand), package=_package(errand), args=errand.args)
     tensors: dict[str, Tensor] = {}
     told = {name: _told(seen, name, tensors) for name, seen in made.seen.items()}
     tensorfile.write(Path(errand.out, TENSORS), tensors, {})
@@ -53,6 +53,11 @@ def _script(errand: Errand) -> str:
     return str(path.relative_to(scratch))
 
 
+def _package(errand: Errand) -> str | None:
+    """Of `python -m`: what relative imports begin from."""
+    return str(sys.modules["__main__"].__package__ or "") if errand.module else None
+
+
 def _about(made: Rebuilt) -> dict[str, Any]:
     proof, identical = made.proof_of(None)
     proofs = {what: made.proof_of(what) for what in tensors_of(Seen())}
@@ -64,10 +69,16 @@ def _refuse_what_differs(recorded: Recorded, objects: Objects, errand: Errand) -
     different = unlike(recorded.environment, environment(Path(errand.scratch)))
     if different:
         raise NotRecorded(f"this is not where the run was recorded: {'; '.join(different)}")
+    if recorded.environment.get("device") is None and any(_on_gpu(each) for each in objects.models):
+        raise NotRecorded("the run was recorded on a CPU, and the script has its models on a GPU now")
     models, optimizers = recorded.needs(errand.step)
     said = recorded.check(objects, sorted(models), sorted(optimizers))
     if said is not None:
         raise NotRecorded(f"the script builds something else than it did when it was recorded: {said}")
+
+
+def _on_gpu(model: Any) -> bool:
+    return model is not None and any(parameter.is_cuda for parameter in model.parameters())
 
 
 def _module(recorded: Recorded, objects: Objects, site: int, path: str) -> Any:
@@ -93,6 +104,7 @@ def _told(seen: Seen, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     told: dict[str, Any] = {"runs": len(seen.outputs)}
     for what, tensor in tensors_of(seen).items():
         if tensor is not None:
-            tensors[f"{name}#{what}"] = tensor
             told[what] = describe(tensor)
+            if tensor.layout == torch.strided and tensor.dtype in tensorfile.writable:
+                tensors[f"{name}#{what}"] = tensor
     return told

@@ -5,6 +5,7 @@ python -m neuraldbg.replay.arm ARM.json
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -66,7 +67,7 @@ class Changed:
 
     def install(self) -> None:
         if self._plan.seeded:
-            _seed_python()
+            _seed_python(self._patches)
         self._watch.install()
 
     def _torch_imported(self) -> None:
@@ -100,13 +101,21 @@ class Changed:
             self._log.close()
 
 
-def _seed_python() -> None:
+def _seed_python(patches: Patches) -> None:
+    """Also generators that a script makes without a seed."""
     import random
 
+    import numpy as np
+
     random.seed(SEED)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(SEED % 2**32)
+    np.random.seed(SEED)
+    made: Any = np.random.default_rng
+    seeds = itertools.count(SEED)  # two generators of one script draw different numbers
+
+    def seeded(seed: Any = None) -> Any:
+        return made(next(seeds) if seed is None else seed)
+
+    patches.replace(np.random, "default_rng", seeded)
 
 
 def run(plan: ArmPlan) -> int:

@@ -30,6 +30,7 @@ class Guard:
     def __init__(self, origin: str, scratch: str, spared: str) -> None:
         self._origin, self._scratch = os.path.realpath(origin), os.path.realpath(scratch)
         self._spared = os.path.realpath(spared)
+        self._root = self._scratch.removesuffix(self._origin) or self._scratch  # what lies beside the copy is links
         self._patches = Patches()
         self._armed = False
         self._watches = (
@@ -95,23 +96,30 @@ class Guard:
         if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
             return path
         text = os.path.abspath(os.fspath(path))
-        if not _inside(text, self._scratch):
+        if not _inside(text, self._root):
             return path
-        above = self._scratch
-        for part in os.path.relpath(os.path.dirname(text), self._scratch).split(os.sep):
+        above = self._root
+        for part in os.path.relpath(os.path.dirname(text), self._root).split(os.sep):
             above = os.path.normpath(os.path.join(above, part))
-            if os.path.islink(above) and self._is_original(os.path.realpath(above)):
+            if self._leads_out(above):
                 _open_up(above)
         return path
+
+    def _leads_out(self, path: str) -> bool:
+        """Whether it is a link of ours, to the original or to what lies beside it."""
+        if not os.path.islink(path):
+            return False
+        target = os.path.realpath(path)
+        beside = _inside(path, self._root) and not _inside(path, self._scratch) and not _inside(target, self._root)
+        return beside or self._is_original(target)
 
     def own(self, path: Any) -> Any:
         """The path in the copy, after a link at its end has become a file."""
         path = self.own_folder(path)
-        if isinstance(path, str | os.PathLike) and os.path.islink(path):
-            target = os.path.realpath(path)
-            if self._is_original(target) and os.path.isfile(target):
-                _REAL["unlink"](path)
-                self._copy(target, os.fspath(path))
+        text = os.path.abspath(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
+        if isinstance(text, str) and self._leads_out(text) and os.path.isfile(target := os.path.realpath(text)):
+            _REAL["unlink"](text)
+            self._copy(target, text)
         return path
 
     def _copy(self, source: str, target: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import zlib
 from importlib import import_module
 from typing import Any, TextIO
 
@@ -10,7 +12,10 @@ from neuraldbg.capture.torch.frames import Frames
 from neuraldbg.capture.torch.stats import digest_of
 
 MOST = 400_000  # operations of one run
-SKIPPED = ("aten::empty", "aten::detach", "aten::view", "aten::_unsafe_view", "aten::t", "aten::alias")
+MEMORY = "empty empty_like empty_strided new_empty new_empty_strided resize_"  # that nobody has written to yet
+VIEWS = "detach view _unsafe_view t alias"
+ARRIVING = "set_"  # from workers of a DataLoader, in whatever order they are done
+SKIPPED = frozenset(f"aten::{name}" for name in f"{MEMORY} {VIEWS} {ARRIVING}".split())
 
 
 def log_operations(path: str) -> Any:
@@ -23,11 +28,12 @@ def log_operations(path: str) -> Any:
             super().__init__()
             self.file, self.number, self.step = file, 0, 0
             self.frames = Frames()
+            self.process = os.getpid()  # a worker of a DataLoader is a copy of us, with the same file
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             name = func.name()
-            if self.number >= MOST or name.startswith(SKIPPED):
+            if self.number >= MOST or name.partition(".")[0] in SKIPPED or os.getpid() != self.process:
                 return func(*args, **kwargs)
             entered = _hash(torch, (args, kwargs))
             result = func(*args, **kwargs)
@@ -45,7 +51,7 @@ def log_operations(path: str) -> Any:
 
 
 def _hash(torch: Any, value: Any) -> int:
-    """Of all tensors in nested arguments, in order."""
+    """Of all tensors and numbers in nested arguments, in order."""
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
             return digest_of(value if value.device.type == "cpu" else value.detach().cpu())
@@ -56,4 +62,4 @@ def _hash(torch: Any, value: Any) -> int:
         return total
     if isinstance(value, dict):
         return _hash(torch, list(value.values()))
-    return 0
+    return zlib.crc32(repr(value).encode()) if isinstance(value, int | float) else 0

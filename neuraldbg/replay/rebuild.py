@@ -19,6 +19,7 @@ from neuraldbg.capture.torch.recording.hashing import Hasher, settled
 from neuraldbg.capture.torch.recording.losses import Remade
 from neuraldbg.capture.torch.recording.taking import state_of
 from neuraldbg.capture.torch.recording.tape import (
+    SCALING,
     Entry,
     State,
     Tape,
@@ -113,6 +114,7 @@ class Rebuilder:
         self._hasher = Hasher()
         self.on_step: Callable[[], None] | None = None  # told when the step that was asked for begins
         self.on_pass: Callable[[TapedPass, Any], None] | None = None  # told of each of its passes and their outputs
+        self.on_update: Callable[[], None] | None = None  # told before its update, when its gradients are there
 
     def step(self, step: int, layers: Mapping[str, nn.Module] | None = None) -> Rebuilt:
         state, why = self._tape.state_before(step), self._tape.why_not(step)
@@ -205,20 +207,16 @@ class Rebuilder:
         held = list(owned(optimizer))
         for at, gradient in (taped.gradients or {}).items():
             held[at].grad = gradient.clone()
+        if self.on_update is not None and taped.step == made.step:
+            self.on_update()
         for name, layer in layers.items():
             _look_at_weight(layer, made.seen[name])
         for at, digest in taped.digests.items():
             found, expected = held[at].grad, settled(digest)
             if expected:
                 made.compare(taped.step, found is not None and self._hasher.now_sync(found) == expected)
-        before = [dict(group) for group in optimizer.param_groups]
-        for group, settings in zip(optimizer.param_groups, taped.groups, strict=True):
-            group.update(settings)
-        try:
+        with _as_it_was_set(optimizer, taped):
             optimizer.step()
-        finally:
-            for group, settings in zip(optimizer.param_groups, before, strict=True):
-                group.update(settings)
 
     def _arrived(self, gradient: Tensor | Remade, output: Tensor, step: int, made: Rebuilt) -> Tensor:
         if isinstance(gradient, Tensor):
@@ -312,6 +310,23 @@ def _call(taped: TapedCall) -> None:
     else:
         args, kwargs = taped.amounts
         getattr(torch.nn.utils, taped.name)(held, *args, **kwargs)
+
+
+@contextmanager
+def _as_it_was_set(optimizer: Any, taped: TapedUpdate) -> Iterator[None]:
+    before = [dict(group) for group in optimizer.param_groups]
+    scaling = dict(zip(SCALING, taped.scaling or (), strict=False))
+    for group, settings in zip(optimizer.param_groups, taped.groups, strict=True):
+        group.update(settings)
+    for name, value in scaling.items():
+        setattr(optimizer, name, None if value is None else value.clone())
+    try:
+        yield
+    finally:
+        for name in scaling:
+            delattr(optimizer, name)
+        for group, settings in zip(optimizer.param_groups, before, strict=True):
+            group.update(settings)
 
 
 @contextmanager

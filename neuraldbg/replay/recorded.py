@@ -300,6 +300,7 @@ class _Reading:
         groups = tuple(decoder.value(told["groups"]) if "groups" in told else ())
         taped = TapedUpdate(told["step"], _ref(optimizer), groups, dict(told["digests"]), refused=told["refused"])
         taped.gradients, taped.number = decoder.value(told.get("gradients")), told["n"]
+        taped.scaling = decoder.value(told.get("scaling"))
         return taped
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from neuraldbg.capture.guard import attempt_or_why
 from neuraldbg.capture.importing import ImportWatch
 from neuraldbg.capture.torch.repeatable import Repeatable
 from neuraldbg.errors import NeuralDbgError
@@ -112,14 +113,19 @@ class Recreation:
                 parameter.grad = None
 
     def _answer(self) -> None:
+        _, why = attempt_or_why(self._make_again)
+        if why is not None:  # the model itself fails: nothing of that may reach what the script catches
+            refuse(self._errand, f"step {self._errand.step} cannot be made again: {why}")
+        self.answered = True
+        raise Done
+
+    def _make_again(self) -> None:
         from neuraldbg.replay.answering import answer
 
         try:
             answer(self._errand, self._recorded, self._objects, self._capture.core)
         except NeuralDbgError as error:
             refuse(self._errand, str(error))
-        self.answered = True
-        raise Done
 
     def close(self) -> None:
         self._watch.remove()

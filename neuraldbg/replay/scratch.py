@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from neuraldbg.trace.rundir import RUN_FILE
@@ -15,23 +15,40 @@ from neuraldbg.trace.rundir import RUN_FILE
 LEFT_OUT = frozenset({"neuraldbg_runs", ".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"})
 LARGE = 1_000_000  # bytes: such a file is linked, not copied
 MANY = 500  # files: a folder of data, without Python in it, is linked as a whole
+LEVELS = 2  # folders above the working directory whose content a script finds as well
 SLACK_S = 1.0  # the start of a run is known to the second
 Seen = dict[str, tuple[int, int]]
 
 
 @contextmanager
 def scratch_copy(origin: Path, since: float = math.inf) -> Iterator[Path]:
-    """A folder with the same content that may be written to; it is gone afterwards. What was written `since` a time is
-    likely to be written again, perhaps below Python, where a link would lead to the original: that is copied, however
-    large."""
+    """A folder with the same content that may be written to, at the same path below a new root; it is gone afterwards.
+    What was written `since` a time is likely to be written again, perhaps below Python, where a link would lead to the
+    original: that is copied, however large."""
     place = Path(tempfile.mkdtemp(prefix="neuraldbg-whatif-"))
     try:
-        work = place / (origin.name or "work")
-        work.mkdir()
+        work = place / origin.absolute().relative_to(origin.absolute().anchor)
+        work.mkdir(parents=True, exist_ok=True)
+        _link_beside(origin.absolute(), work, since - SLACK_S)
         _fill(origin, work, since - SLACK_S)
         yield work
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _link_beside(origin: Path, work: Path, since: float) -> None:
+    """What lies beside the folder, and beside the one above it: a script may read `../data`."""
+    for folder, copy in list(zip((origin, *origin.parents), (work, *work.parents), strict=False))[:LEVELS]:
+        try:
+            entries = [entry for entry in os.scandir(folder.parent) if entry.name != folder.name]
+        except OSError:
+            return
+        if folder.parent == folder or len(entries) > MANY:
+            return
+        for entry in entries:
+            with suppress(OSError):
+                written = entry.is_file() and entry.stat().st_mtime >= since
+                _take(Path(entry.path), copy.parent / entry.name, link=not written)
 
 
 def _fill(source: Path, target: Path, since: float) -> None:

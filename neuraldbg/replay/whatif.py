@@ -20,6 +20,7 @@ from neuraldbg.replay.scratch import differences, look
 from neuraldbg.trace.rundir import write_atomically
 
 Tell = Callable[[str], None]
+CHANCE = "two unchanged runs differ even with the same seed: only what holds against both is told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Experiment:
     control: Ending
     arms: list[Arm] = field(default_factory=list)
     seeded: bool = False  # the script is not: its arms were
+    others: list[Ending] = field(default_factory=list)  # of the control, where even with a seed two runs differ
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -97,22 +99,24 @@ def experiment(
     """Everything that is to be tried; the outcome is kept with the run."""
     bench = Bench(run, run_dir / "whatif", Limits(asked.steps, asked.seconds))
     before = look(bench.origin)
-    control, bench = _controls(bench, tell)
+    controls, bench = _controls(bench, tell)
+    control = controls[0]
     if control.exit_code not in (0, None) and run.exit_code == 0:
         said = last_words(bench.folder / "control" / OUTPUT)
         raise ControlFails(f"the script does not run again as it is (exit code {control.exit_code}): {said}")
-    trial = _Trial(bench, Experiment(control, seeded=bench.seeded), asked, tell)
+    trial = _Trial(bench, Experiment(control, seeded=bench.seeded, others=controls[1:]), asked, tell)
     if asked.changes:
         trial.one_by_one([Candidate((), (text,)) for text in asked.changes])
     else:
         trial.causes(candidates(findings))
     found = trial.found
+    found.notes += [CHANCE] if found.others else []
     found.notes += _touched(before, bench)
     write_atomically(run_dir / OUTCOME, json.dumps(found.to_dict(), indent=1))
     return found
 
 
-def _controls(bench: Bench, tell: Tell) -> tuple[Ending, Bench]:
+def _controls(bench: Bench, tell: Tell) -> tuple[list[Ending], Bench]:
     """Twice the same: a script whose runs differ is given a seed, so that its arms can be compared."""
     nothing = Candidate((), ())
     tell("as it is")
@@ -120,10 +124,13 @@ def _controls(bench: Bench, tell: Tell) -> tuple[Ending, Bench]:
     tell("as it is, once more")
     second = bench.arm("control-2", nothing)
     if same(first, second):
-        return first, bench
-    tell("as it is, with a seed: two runs of it differ")
+        return [first], bench
     seeded = replace(bench, seeded=True)
-    return seeded.arm("control", nothing), seeded
+    tell("as it is, with a seed: two runs of it differ")
+    first = seeded.arm("control", nothing)
+    tell("as it is, with the seed once more")
+    second = seeded.arm("control-2", nothing)
+    return [first] if same(first, second) else [first, second], seeded
 
 
 def _touched(before: dict[str, tuple[int, int]], bench: Bench) -> list[str]:
@@ -180,8 +187,9 @@ class _Trial:
 
     def _verdict(self, candidate: Candidate, ending: Ending, proved: set[str]) -> str:
         """A cure proves a cause whose mechanism was seen in the run, unless another one is proved already."""
-        came = effect(self.found.control, ending, candidate.causes[0] if candidate.causes else None)
-        if came != "cured":
-            return came
+        cause = candidate.causes[0] if candidate.causes else None
+        came = {effect(control, ending, cause) for control in (self.found.control, *self.found.others)}
+        if came != {"cured"}:
+            return came.pop() if len(came) == 1 else "helps" if came == {"cured", "helps"} else "no_effect"
         own = set(candidate.causes)
         return "verified" if own and (not proved or own <= proved) else "helps"

@@ -197,6 +197,38 @@ def test_weights_that_a_hand_moves_are_noticed(tmp_path: Path) -> None:
     assert "not identical since update 6" in done.stdout
 
 
+FED = """
+import torch
+from torch import nn
+
+class Fed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.queue = nn.Linear(4, 1), []
+
+    def forward(self, x):
+        return self.body(x) * self.queue.pop()
+
+model = Fed()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model.queue.append(2.0)
+    optimizer.zero_grad()
+    try:
+        model(torch.randn(8, 4)).square().mean().backward()
+    except Exception:
+        print("the batch is left out")
+    optimizer.step()
+"""
+
+
+def test_a_model_that_fails_in_the_replay_is_told_with_its_error(tmp_path: Path) -> None:
+    recorded(tmp_path, FED)
+    done = neural(tmp_path, "replay", "run", "--step", "5")
+    assert done.returncode == 2
+    assert "step 5 cannot be made again: IndexError: pop from empty list" in done.stderr
+
+
 def test_what_other_processes_train_is_refused_with_the_reason(tmp_path: Path) -> None:
     recorded(tmp_path, OTHER_PROCESSES)
     done = neural(tmp_path, "replay", "run", "--step", "2")

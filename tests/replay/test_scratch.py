@@ -81,6 +81,28 @@ def test_writing_reaches_the_copy_and_never_the_original(project: Path, way: str
     assert {path: os.stat(project / path).st_mode for path in before} == modes
 
 
+BESIDE = {
+    "reads": "assert open('../data/rows.txt').read() == 'rows'; assert open('../../far.txt').read() == 'far'",
+    "writes over": "open('../data/rows.txt', 'w').write('x'); assert open('../data/rows.txt').read() == 'x'",
+    "appends": "open('../../far.txt', 'a').write('x'); assert open('../../far.txt').read() == 'farx'",
+    "adds": "import os; os.makedirs('../data/made', exist_ok=True); open('../data/made/new.txt', 'w').write('x')",
+    "removes": "import os; os.remove('../data/rows.txt'); assert not os.path.exists('../data/rows.txt')",
+}
+
+
+@pytest.mark.parametrize("way", BESIDE)
+def test_what_lies_beside_the_working_directory_is_found_and_left_alone(tmp_path: Path, way: str) -> None:
+    project = tmp_path / "top" / "project"
+    project.mkdir(parents=True)
+    (tmp_path / "far.txt").write_text("far")
+    (tmp_path / "top" / "data").mkdir()
+    (tmp_path / "top" / "data" / "rows.txt").write_text("rows")
+    before = look(tmp_path)
+    done = run_in_copy(project, BESIDE[way])
+    assert done.returncode == 0, done.stderr
+    assert differences(before, look(tmp_path)) == []
+
+
 def test_what_a_run_wrote_is_copied_however_large_since_it_is_written_again(project: Path) -> None:
     began = os.stat(project / "big.bin").st_mtime
     with scratch_copy(project, began) as copy:

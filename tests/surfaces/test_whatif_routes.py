@@ -113,8 +113,12 @@ def test_a_tensor_of_a_recorded_run_that_is_over_is_made_again(tmp_path: Path, t
     words = ("debug", "--headless", "--record", "full", "--out", "run", "train.py")
     assert torch_server.neural(*words, cwd=tmp_path).code == 0
     with asking(tmp_path / "run") as client:
-        told = client.post("/api/tensor", json={"layer": "2", "step": 31, "kind": "gradient"}).json()
-    assert (told["proof"], told["tensor"]["shape"]) == ("proved identical", [64, 3])
+        wanted = {"layer": "2", "step": 31, "kind": "gradient", "slice": "0"}
+        told = client.post("/api/tensor", json=wanted).json()
+    tensor = told["tensor"]
+    assert (told["proof"], tensor["shape"]) == ("proved identical", [64, 3])
+    assert (tensor["slice_shape"], len(tensor["values"])) == ([3], 3)
+    assert sum(tensor["histogram"]["counts"]) == 64 * 3
 
 
 def test_a_run_that_still_trains_is_not_run_again(tmp_path: Path) -> None:

@@ -38,3 +38,20 @@ def test_a_fix_is_tried_from_the_page_and_proved(page: Any, run_at: tuple[str, P
     panel.get_by_text(re.compile("✔ verified: loss")).first.wait_for()
     assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "run", "train.py"]
     page.goto("about:blank")
+
+
+@pytest.mark.slow
+def test_a_tensor_that_was_never_stored_is_reconstructed_on_the_page(page: Any, run_at: tuple[str, Path]) -> None:
+    address, folder = run_at
+    page.goto(f"{address}/?view=layer&layer=0&step=7")
+    panel = page.get_by_role("region", name="Tensor")
+    panel.get_by_text("of step 7: the script is run up to its first pass").wait_for()
+    panel.get_by_label("Which tensor").select_option("weight_gradient")
+    panel.get_by_role("button", name="Reconstruct tensor").click()
+    panel.get_by_text("proved identical").wait_for(timeout=240_000)
+    panel.get_by_text("32 × 8").first.wait_for()
+    assert panel.get_by_role("row").count() == 32
+    page.keyboard.press("]")  # another step: that one is not made again unasked
+    panel.get_by_text("of step 8: the script is run up to its first pass").wait_for()
+    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "run", "train.py"]
+    page.goto("about:blank")

@@ -168,7 +168,10 @@ def _repro(run: str | None, output: str | None, step: int | None, *, yes: bool, 
     recorded.state_for(step)
     confirm(info, run_dir, times="up to its first pass", yes=yes)
     with made_again(run_dir, info, Wanted(step, bundle=True), seconds=REPRO_SECONDS) as (folder, answer):
-        finish(folder, target, Path(info.cwd or "."), list(recorded.environment["files"]))
+        try:
+            finish(folder, target, Path(info.cwd or "."), list(recorded.environment["files"]))
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
     if as_json:
         import json
 

@@ -27,6 +27,7 @@ ENDINGS = (".safetensors", ".npy")
 @click.option("--layer", metavar="LAYER", help="Show a tensor of this layer.  [default: only whether the step agrees]")
 @click.option("--what", metavar="WHAT", default="output", help=f"{', '.join(WHAT)}.  [default: output]")
 @click.option("--save", metavar="FILE", help="Write the tensor as .safetensors or .npy.")
+@click.option("--slice", "part", metavar="SLICE", help="Show the values of a part: '0, :8'; ... is all of it.")
 @click.option("--deterministic", is_flag=True, help="Repeatable kernels, also where the run did without.")
 @click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=600.0, help="Time for all of it.")
 @click.option("--yes", is_flag=True, help="Do not ask before the script is run again.")
@@ -36,13 +37,7 @@ def command(run: str | None, **options: Any) -> int:
     was recorded by `neural debug --record full`; its script is run up to where its models are built, in a copy of its
     working directory. The exit code is 6 when the step is not identical. Without RUN: the newest.
     """
-    what, save = options["what"], options["save"]
-    if what not in WHAT:
-        raise UnknownName("tensor", what, WHAT, listed_by="`neural replay --help`")
-    if save is not None and not save.endswith(ENDINGS):
-        raise UsageError(f"cannot write {save}: --save takes a name that ends in {' or '.join(ENDINGS)}")
-    if save is not None and options["layer"] is None:
-        raise UsageError("--save needs a --layer")
+    _check_options(options)
     from neuraldbg.replay.asking import Wanted, made_again
     from neuraldbg.replay.recorded import Recorded
     from neuraldbg.surfaces.cli.runs import open_run
@@ -61,13 +56,27 @@ def command(run: str | None, **options: Any) -> int:
         made_again(run_dir, info, wanted, seconds=options["timeout"]) as (folder, answer),
     ):
         tell("the step is made")
-        found = _found(answer, site, what, options["step"])
-        if save is not None and found is not None:
-            _save(folder, f"{asked[0][0]}/{asked[0][1]}#{what}", Path(save), found)
+        found = _found(answer, site, options["what"], options["step"])
+        if site is not None and found is not None:
+            found |= _values(folder, site, options)
     if site is not None:
-        answer["proof"], answer["identical"] = answer["proofs"][what]
+        answer["proof"], answer["identical"] = answer["proofs"][options["what"]]
     _show(answer, site, found, options)
     return NOT_IDENTICAL if answer["identical"] is False else 0
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    from neuraldbg.capture.slices import parse_slice
+
+    what, save, part = options["what"], options["save"], options["part"]
+    if what not in WHAT:
+        raise UnknownName("tensor", what, WHAT, listed_by="`neural replay --help`")
+    if save is not None and not save.endswith(ENDINGS):
+        raise UsageError(f"cannot write {save}: --save takes a name that ends in {' or '.join(ENDINGS)}")
+    for name, given in (("--save", save), ("--slice", part)):
+        if given is not None and options["layer"] is None:
+            raise UsageError(f"{name} needs a --layer")
+    parse_slice(part)
 
 
 def _place(site: Site) -> tuple[int, str]:
@@ -86,18 +95,34 @@ def _found(answer: dict[str, Any], site: Site | None, what: str, step: int) -> d
     return found
 
 
-def _save(folder: Path, name: str, path: Path, about: dict[str, Any]) -> None:
+def _values(folder: Path, site: Site, options: dict[str, Any]) -> dict[str, Any]:
+    """Saves the tensor where that is asked for; the values of the part that is."""
+    part, save = options["part"], options["save"]
+    if part is None and save is None:
+        return {}
     from neuraldbg.capture.torch.recording import tensorfile
+    from neuraldbg.capture.torch.shown import shown_tensor
     from neuraldbg.replay.recreate import TENSORS
 
-    tensor = tensorfile.read(folder / TENSORS)[0][name]
+    number, path = _place(site)
+    tensor = tensorfile.read(folder / TENSORS)[0].get(f"{number}/{path}#{options['what']}")
+    if tensor is None:
+        raise NotRecorded(f"the {options['what']} of {site.path!r} is sparse or complex: only its shape is known here")
+    if save is not None:
+        _save(tensor, f"{site.path} {options['what']}", Path(save))
+    return {} if part is None else shown_tensor(tensor, part)
+
+
+def _save(tensor: Any, name: str, path: Path) -> None:
+    from neuraldbg.capture.torch.recording import tensorfile
+
     try:
         if path.suffix == ".npy":
             import numpy as np
 
-            np.save(path, tensor.float().numpy() if about["dtype"] == "bfloat16" else tensor.numpy())
-        else:
-            tensorfile.write(path, {"tensor": tensor}, {"name": name})
+            np.save(path, (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
+        else:  # whoever reads it goes by the shape alone, as safetensors has it
+            tensorfile.write(path, {"tensor": tensor.contiguous()}, {"name": name})
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 

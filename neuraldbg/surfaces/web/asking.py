@@ -142,4 +142,5 @@ class PastTensor(Body):
     layer: str = Field(max_length=LONGEST_NAME, examples=["encoder.2"])
     step: int = Field(ge=0, le=FURTHEST)
     kind: str = Field("output", max_length=40, description="output, input, gradient, weight or weight_gradient")
+    slice: str = Field("", max_length=200, description="whose values are told: 0, :8; without it the first of all")
     timeout: float = Field(600.0, ge=1, le=10**6, description="seconds")

@@ -80,22 +80,14 @@ class Trying:
         """What would be run and tried, and what the first run wrote. Runs nothing of the user's."""
         return _answer(["whatif", str(self._run.absolute()), "--dry-run", "--json", *options], PLAN_S)
 
-    def past(self, layer: str, step: int, what: str, seconds: float) -> dict[str, Any]:
+    def past(self, layer: str, step: int, what: str, part: str, seconds: float) -> dict[str, Any]:
         """A tensor of a recorded step, made again by a process of its own; one at a time."""
         if not self._making.acquire(blocking=False):
             raise NotNow("a step of this run is being made again already; wait for it")
         try:
-            words = [
-                "replay",
-                str(self._run.absolute()),
-                "--json",
-                "--yes",
-                "--step",
-                str(step),
-                "--timeout",
-                f"{seconds:g}",
-            ]
-            return _answer([*words, f"--layer={layer}", f"--what={what}"], seconds + PATIENCE_S)
+            words = ["replay", str(self._run.absolute()), "--json", "--yes", f"--step={step}", f"--timeout={seconds:g}"]
+            words += [f"--layer={layer}", f"--what={what}", f"--slice={part}"]
+            return _answer(words, seconds + PATIENCE_S)
         finally:
             self._making.release()
 

@@ -80,9 +80,10 @@ def _job(run: ServedRun, told: dict[str, Any]) -> dict[str, Any]:
 @router.post("/api/tensor", responses=problems(400, 409), summary="A tensor of a run that is over, made again")
 def past(run: Run, body: PastTensor) -> StrictJSON:
     """As `neural replay --json`: runs the script of a recorded run up to where its models are built, in a copy of its
-    working directory, and makes the step again. Takes seconds; `proof` says whether it is proved to be the one."""
+    working directory, and makes the step again. Takes seconds; `proof` says whether it is proved to be the one, and
+    `tensor` is what GET /api/tensor tells of one while a run is paused."""
     _is_over(run)
-    return StrictJSON(run.trying.past(body.layer, body.step, body.kind, body.timeout))
+    return StrictJSON(run.trying.past(body.layer, body.step, body.kind, body.slice, body.timeout))
 
 
 def _is_over(run: ServedRun) -> None:

@@ -201,7 +201,7 @@ class DiskTape:
             return
         told |= {"kind": "update", "optimizer": self.names.optimizer(optimizer), "refused": entry.refused}
         told["digests"] = list(entry.digests.items())
-        values = {"groups": list(entry.groups), "gradients": entry.gradients}
+        values = {"groups": list(entry.groups), "gradients": entry.gradients, "scaling": entry.scaling}
         self._put(Item(told, values=values), entry.bytes)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
@@ -224,7 +224,7 @@ class DiskTape:
             if key is not None:
                 tensors[f"p/{key}"] = value
                 if gradient is not None:
-                    tensors[f"g/{key}"] = gradient
+                    tensors[f"g/{key}"] = gradient if gradient.layout == torch.strided else gradient.to_dense()
         kept: list[Any] = []
         for one, entries in state.optimizers:
             optimizer = one()

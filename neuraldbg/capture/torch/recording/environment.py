@@ -72,12 +72,18 @@ def changed_files(recorded: dict[str, Any], folder: Path) -> list[str]:
     return [name for name, digest in recorded.get("files", {}).items() if hash_of(folder / name) != digest]
 
 
+def _has_a_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def unlike(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What is different in this process, in words."""
     found = []
     for key, name in _TOLD.items():
-        if key == "device" and (recorded.get(key) is None or now.get(key) is None):
+        if key == "device" and (recorded.get(key) is None or (now.get(key) is None and _has_a_gpu())):
             continue
         if recorded.get(key) != now.get(key):
-            found.append(f"{name} was {recorded.get(key)} and is {now.get(key)}")
+            found.append(f"{name} was {recorded.get(key)} and is {now.get(key) or 'not there'}")
     return found

@@ -15,7 +15,7 @@ from neuraldbg.capture.guard import attempt_or_why
 from neuraldbg.capture.torch.passes import Autocast, KeptTensor, PassRecord, leaves
 from neuraldbg.capture.torch.recording import tensorfile
 from neuraldbg.capture.torch.recording.coding import Encoder, Generators, Repeats, Unwritable
-from neuraldbg.capture.torch.recording.environment import environment
+from neuraldbg.capture.torch.recording.environment import environment, user_files
 from neuraldbg.capture.torch.recording.ferry import Ferry
 from neuraldbg.capture.torch.recording.hashing import Digest
 from neuraldbg.capture.torch.recording.names import Names
@@ -120,13 +120,22 @@ class Spool:
         """Says how it ended, also where nothing was recorded."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if self._made and names.changed and not self.failed:
+            if self._made and not self.failed and (self._later_files() or names.changed):
                 self._write_names(names)
             updates = sum(one.updates for one in self._pieces)
             told = {"bytes": self.bytes, "failed": self.failed, "updates": updates, "windows": self.windows}
             write_atomically(self.folder / END_FILE, json.dumps(told))
         except OSError as error:
             self.failed = str(error)
+
+    def _later_files(self) -> bool:
+        """Files of the user's that were imported since the first ones were hashed are added."""
+        known = self._environment.get("files")
+        if known is None:
+            return False
+        later = {name: digest for name, digest in user_files(self._cwd).items() if name not in known}
+        known.update(later)
+        return bool(later)
 
     def _write_names(self, names: Names) -> None:
         names.changed = False

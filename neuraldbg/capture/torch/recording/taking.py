@@ -34,6 +34,7 @@ from neuraldbg.capture.torch.recording.tape import (
     TapedPass,
     TapedUpdate,
     record_bytes,
+    scaling_of,
     size_of,
 )
 from neuraldbg.capture.torch.sweep import owned
@@ -268,6 +269,7 @@ class Recording:
         if self._outside or any(self._marks.get(id(p)) != _mark(p) for p in held):  # what we know nothing of
             taped.gradients = {at: p.grad.detach().clone() for at, p in enumerate(held) if p.grad is not None}
             taped.bytes = size_of(taped.gradients.values())
+        taped.scaling = scaling_of(optimizer)
         if type(optimizer).__name__ == "LBFGS":
             taped.refused = "its step calls the model itself (a closure)"
         self.tape.add(taped)

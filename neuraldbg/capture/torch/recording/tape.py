@@ -22,6 +22,7 @@ DEFAULT_BYTES = 512 * 2**20
 EVERY = 50  # updates between two states
 SHOWN = 8  # stretches of steps that a refusal names
 MOST_STATES = 4  # below which the oldest part of the tape goes, and not every second state
+SCALING = ("grad_scale", "found_inf")  # attributes of an optimizer while a GradScaler lets it step
 
 
 Arrived = Tensor | Remade
@@ -78,6 +79,7 @@ class TapedUpdate:
     groups: tuple[dict[str, Any], ...]
     digests: dict[int, Digest]  # position of the parameter in the optimizer -> hash of its gradient
     gradients: dict[int, Tensor] | None = None  # where something we know nothing of has changed them
+    scaling: tuple[Tensor | None, ...] | None = None  # of a GradScaler whose optimizer unscales by itself (fused)
     refused: str | None = None
     bytes: int = 0
     number: int = -1
@@ -345,3 +347,11 @@ def record_bytes(record: PassRecord) -> int:
     buffers = record.buffers.tensors if isinstance(record.buffers, Buffers) else record.buffers.values()
     dense = (each for each in (*kept, *buffers) if each.layout == torch.strided)
     return size_of(dense) + 12_000  # generators
+
+
+def scaling_of(optimizer: Any) -> tuple[Tensor | None, ...] | None:
+    """What a GradScaler hands to an optimizer that unscales in its own step."""
+    given = [getattr(optimizer, name, None) for name in SCALING]
+    if all(each is None for each in given):
+        return None
+    return tuple(None if each is None else each.clone() for each in given)

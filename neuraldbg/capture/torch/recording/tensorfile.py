@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neuraldbg.errors import NotRecorded
+
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -29,7 +31,7 @@ writable = frozenset(_NAMES)
 Tensors = Mapping[str, Tensor]
 
 
-class BrokenFile(Exception):
+class BrokenFile(NotRecorded):
     """It was cut off, or is something else."""
 
 
@@ -103,7 +105,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], Any]:
         first, last = entry["data_offsets"]
         dtype = _DTYPES[entry["dtype"]]
         if begins + last > len(memory):
-            raise BrokenFile(f"{path.name} is cut off")
+            raise BrokenFile(f"the recording is damaged: {path.name} is cut off")
         count = (last - first) // dtype.itemsize
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=begins + first) if count else None
         flat = torch.empty(0, dtype=dtype) if flat is None else flat
@@ -118,5 +120,5 @@ def _header(file: Any, path: Path) -> dict[str, Any]:
         header: dict[str, Any] = json.loads(file.read(length)) if length < 2**31 else {}
         header["__metadata__"]["neuraldbg"]
     except (ValueError, KeyError, TypeError) as error:
-        raise BrokenFile(f"{path.name} is not a recording ({error})") from None
+        raise BrokenFile(f"the recording is damaged: {path.name} cannot be read ({error})") from None
     return header
