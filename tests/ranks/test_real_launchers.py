@@ -49,7 +49,6 @@ def test_the_debugger_under_torchrun_is_one_run(torch_server: ForkServer, tmp_pa
 
 
 def test_ranks_of_accelerate_are_one_run(torch_server: ForkServer, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     command = str(Path(sys.executable).with_name("accelerate"))
     two = ("--multi_gpu", "--num_processes=2", "--num_machines=1", f"--main_process_port={free_port()}")
     how = ("--mixed_precision=no", "--dynamo_backend=no", str(PROGRAMS / "ddp.py"))
