@@ -15,7 +15,6 @@ from neuraldbg.trace.tables import CALL_CODE
 if TYPE_CHECKING:
     from neuraldbg.trace import Trace
 
-ALIGNMENTS: Final = ("step", "epoch", "time")
 POINTS: Final = 400
 _LOSS: Final = "loss"
 

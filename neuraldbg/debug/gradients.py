@@ -204,11 +204,6 @@ class GradientDebugger:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    @property
-    def layer_names(self) -> list[str]:
-        """In the order they were first recorded."""
-        return list(self._layers)
-
     def get_flow(self, layer: str) -> list[GradientFlow]:
         """The newest records of a layer, oldest first."""
         self._pull()

@@ -213,10 +213,6 @@ class DebugHooks:
         with self._lock:
             return {number: one.stats() for number, one in self._hooks.items()}
 
-    def get_hooks(self) -> dict[int, Hook]:
-        with self._lock:
-            return {number: one.hook for number, one in self._hooks.items()}
-
     @property
     def activations(self) -> dict[str, deque[TensorStats]]:
         """What `RecordActivations` has recorded, by layer, oldest first."""

@@ -20,7 +20,6 @@ DATASET_FILE: Final = "dataset.json"
 MANIFEST_FILE: Final = "manifest.json"
 METADATA_KEY: Final = b"neuraldbg"
 PLAIN_NAME: Final = re.compile(r"(?:rank-\d{5,}/)?[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-SORTED_BY: Final = ("layer", "kind", "step", "row")
 WORDS: Final[dict[str, dict[int, str]]] = {
     "kind": {code: kind.value for kind, code in KIND_CODE.items()},
     "phase": {code: phase.value for phase, code in PHASE_CODE.items()},

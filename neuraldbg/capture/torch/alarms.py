@@ -11,7 +11,6 @@ Norms = Mapping[int, tuple[float, int, int]]  # parameter -> norm of its gradien
 RECENT = 50
 FADED = 1e-6  # of the strongest layer, per element
 BURST = 100.0  # times the usual norm
-SEEN_AT_ONCE = ("vanishing_gradient", "exploding_gradient", "nan_gradient", "nan_loss", "inf_loss")
 
 
 class Alarms:
