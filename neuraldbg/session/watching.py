@@ -203,7 +203,7 @@ class NeuralDbg(Reasons):
     def capture_step(self, step: int | None = None) -> StepRecord:
         """Look at the update just done. Optional: updates are counted and recorded without it."""
         capture = self._started(self._capture)
-        capture.updates.look_for_manual_update()
+        capture.updates.by_hand.look()
         ours = max(capture.core.recorder.step - 1, 0)
         if step is not None:
             self._own_step[step] = ours
@@ -359,7 +359,7 @@ class NeuralDbg(Reasons):
         """End an iteration by hand, in a loop that makes no update the debugger could see; where an update has ended
         it already, nothing happens. Returns the number of iterations so far."""
         capture = self._started(self._capture)
-        capture.updates.look_for_manual_update()
+        capture.updates.by_hand.look()
         if self.step == self._iterated:
             capture.updates.update_done(1)
         self._iterated = self.step

@@ -95,8 +95,8 @@ class TorchCapture:
         self.batches = BatchWatch(self.core, self.seeds)
         self.ledger = Ledger(self.core, self.updates)
         self.bypass = Bypass(self.core, self.passes, self.patches)
-        self.updates.on_update.append(self.bypass.after_update)
-        self.updates.on_update.append(self._report_overhead)
+        self.updates.now_and_then.append(self.bypass.after_update)
+        self.updates.now_and_then.append(self._report_overhead)
         self.compiled = CompiledWatch(self.core, self.passes, self.patches, inexact=options.inexact_taps)
         self.ranks = RankWatch(self, patient=options.patient)
         self.watchers = self._watchers(options)
@@ -268,9 +268,10 @@ class TorchCapture:
     def _let_go(self) -> None:
         """Somebody may keep a function of ours for good (`from torch.autograd import grad`, Dynamo's tables): not us
         with it."""
-        watchers = (self.updates.on_update, self.updates.before_update, self.passes.before_pass)
+        updates = self.updates
+        watchers = (updates.on_update, updates.now_and_then, updates.before_update, self.passes.before_pass)
         observers = (self.core.on_layer, self.core.on_gradient, self.core.on_look)
-        for notices in (*watchers, self.backward.before_backward, self.backward.after_backward, *observers):
+        for notices in (*watchers, self.backward.before_backward, *observers):
             notices.clear()
         self.core.moments.clear()
         self.core.steady.clear()

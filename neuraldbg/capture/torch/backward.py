@@ -22,6 +22,7 @@ _PLAIN = (torch.float32, torch.float64)
 LOSS_LINES = 16  # lines of the script that call backward and get a series of their own
 _LARGE = 2**26  # elements on a device above which the inputs of a loss are measured now and then only
 _NOW_AND_THEN = 16
+OVERDUE = 2  # backwards more than there were before any update: one is late
 _PROBED = 8  # parameters whose old gradient is looked at when a backward begins
 
 
@@ -32,7 +33,8 @@ class BackwardWatch:
         self.since_update = 0
         self.ended_ns = 0  # when the last one did
         self.before_backward: list[Callable[[], None]] = []
-        self.after_backward: list[Callable[[Tensor | None], None]] = []
+        self.closely = True  # everybody is told when one is done
+        self.most = 0  # of them before an update, so far
         self._unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
         self._loss_site: int | None = None
         self._on_device = False
@@ -93,7 +95,9 @@ class BackwardWatch:
         core = self.core
         core.local.in_backward -= 1
         core.any_backward -= 1
-        self.passes.layers.backward_ended()
+        layers = self.passes.layers
+        if layers.quick.one is not None or layers.last_backward[0] is not None:
+            layers.backward_ended()
 
     # -- a backward -------------------------------------------------------------------------------------------------
 
@@ -115,11 +119,15 @@ class BackwardWatch:
         source = core.recorder.source(3)
         loss = _loss_of(tensors)
         core.recorder.call(Call.BACKWARD, self.loss_site, source=source)
+        heard = core.heard
         if loss is not None:
             self._record_loss(loss, source)
             if core.looking or (core.statistics and source not in self._known):
                 self._record_anatomy(loss, source)
-        core.tell(core.heard.backward_begun, loss, source)
+            value = core.recorder.latest.get("loss", 1.0)
+            if value == 0.0 or value - value != 0.0:
+                heard = core.moments  # a loss of exactly nothing, or of no number, is everybody's
+        core.tell(heard.backward_begun, loss, source)
         end = now_ns()
         core.own_ns += end - start
         return end, core.own_ns
@@ -135,33 +143,43 @@ class BackwardWatch:
         loss = _loss_of(tensors)
         if began is not None and core.budget.full and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
-        for notice in self.after_backward:
-            notice(loss)
-        core.tell(core.heard.backward_done, loss)
+        unusual = self.closely or self.since_update > self.most + OVERDUE
+        told = (core.moments if unusual else core.heard).backward_done
+        if told:
+            core.tell(told, loss)
         core.own_ns += now_ns() - end
 
     def _record_loss(self, loss: Tensor, source: int) -> None:
         recorder = self.core.recorder
         step = recorder.step
-        if loss.is_cuda and not self._on_device:
-            self._on_device = True
-            recorder.fact("on_device", device=loss.device.type)
         name = self._lines.get(source)
         if name is None and len(self._lines) < LOSS_LINES:
             name = self._lines[source] = f"loss.{len(self._lines)}"
+        if len(self._unscaled):
+            itself = self._unscaled.get(loss)
+            loss = loss if itself is None else itself
+        if type(loss) is Tensor and loss.is_cpu and loss.numel() == 1 and loss.dtype in _PLAIN:
+            value = item(loss)
+            recorder.scalar("loss", value, step=step)
+            if name is not None:
+                recorder.scalar(name, value, step=step)
+            return
+        self._record_later(loss, name)
+
+    def _record_later(self, loss: Tensor, name: str | None) -> None:
+        recorder = self.core.recorder
+        step = recorder.step
+        if loss.is_cuda and not self._on_device:
+            self._on_device = True
+            recorder.fact("on_device", device=loss.device.type)
+        if loss.is_complex():
+            return
 
         def deliver(value: float) -> None:
             recorder.scalar("loss", value, step=step)
             if name is not None:
                 recorder.scalar(name, value, step=step)
 
-        itself = self._unscaled.get(loss)
-        loss = loss if itself is None else itself
-        if type(loss) is Tensor and loss.is_cpu and loss.numel() == 1 and loss.dtype in _PLAIN:
-            deliver(item(loss.detach()))
-            return
-        if loss.is_complex():
-            return
         value = loss if loss.numel() == 1 else loss.detach().float().mean()
         self.core.device.scalar(value, deliver)
 

@@ -126,9 +126,9 @@ class Core:
         self.device.write = late.write
         self.recorder.staging.blocks.append(late.drain)
         self.heard = self.moments  # who is told in the current step
+        self.looking = self.budget.full  # whether evidence is gathered in it, beyond statistics
         self.tell = self.guard.teller(self._leave_out)  # one moment to all who take part in it
         self._places: dict[int, tuple[str, str]] = {}  # id of who takes part -> moment, place
-        self._looks = self.budget.full
         self._looked_at = 0
         self._early: list[tuple[str, Callable[..., None]]] = []
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
@@ -152,16 +152,28 @@ class Core:
         if early:
             self._early.append((moment, told))
 
+    def rest(self, moment: str, notice: Callable[..., None]) -> None:
+        """From now on it is enough to be told rarely."""
+        _take_out(self.steady, moment, notice)
+
+    def stop_telling(self, moment: str, notice: Callable[..., None]) -> None:
+        """Until `tell_again`."""
+        for moments in (self.moments, self.steady):
+            _take_out(moments, moment, notice)
+
+    def tell_again(self, moment: str, notice: Callable[..., None]) -> None:
+        for moments in (self.moments, self.steady):
+            setattr(moments, moment, [*getattr(moments, moment), notice])
+
     def _let_early_ones_rest(self) -> None:
         for moment, told in self._early:
-            setattr(self.steady, moment, [one for one in getattr(self.steady, moment) if one is not told])
+            self.rest(moment, told)
         self._early.clear()
 
     def _leave_out(self, notice: Callable[..., None]) -> str:
         """From new lists: the old ones are being walked through."""
         moment, place = self._places[id(notice)]
-        for moments in (self.moments, self.steady):
-            setattr(moments, moment, [one for one in getattr(moments, moment) if one is not notice])
+        self.stop_telling(moment, notice)
         return place
 
     def step_begins(self) -> None:
@@ -170,15 +182,14 @@ class Core:
         if budget.last_was_full and self.largest == sys.maxsize:
             budget.read_bytes = self.read_bytes
         self.read_bytes = 0
-        self._looks = budget.full and self._evidence_is_due(step)
+        self.looking = budget.full and self.statistics and self._evidence_is_due(step)
         if budget.full:
             self.largest = sys.maxsize if budget.large_bytes is None else budget.large_bytes
-        looking = self._looks and self.statistics
-        if looking:
+        if self.looking:
             self._looked_at = step
         if self._early and step >= RECORDED_STEPS:
             self._let_early_ones_rest()
-        self.heard = self.moments if looking or before or step % RARELY == 0 else self.steady
+        self.heard = self.moments if self.looking or before or step % RARELY == 0 else self.steady
 
     def _evidence_is_due(self, step: int) -> bool:
         gap = min(SELDOM, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, ... 64 from 1024 on
@@ -187,11 +198,6 @@ class Core:
     def wants(self, kind: Kind) -> bool:
         """Whether this statistic of a layer is taken in the current step, if it is a full one."""
         return kind in self.kinds or self.recorder.step < FIRST_IN_FULL
-
-    @property
-    def looking(self) -> bool:
-        """Whether evidence is gathered in the current step, beyond statistics."""
-        return self._looks and self.statistics
 
     @property
     def sampling(self) -> bool:
@@ -226,3 +232,8 @@ class Core:
         """Our own time inside of something that is timed. What is ours of another thread may lie there too or not:
         where several train, nothing is taken off."""
         return self.own_ns - before if self.trainers < 2 else 0
+
+
+def _take_out(moments: Moments, moment: str, notice: Callable[..., None]) -> None:
+    """By a new list: the old one may be walked through."""
+    setattr(moments, moment, [one for one in getattr(moments, moment) if one != notice])

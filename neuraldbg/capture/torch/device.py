@@ -85,6 +85,7 @@ class DeviceQueue:
         self._spare: list[Any] = []  # marks whose time is known
         self._streams: dict[Any, Any] = {}
         self.write: Callable[[list[Head], NDArray[np.float64]], None] | None = None  # rows as they came
+        self.used = False  # something was asked of a device
 
     def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> bool:
         """False where it can never be delivered."""
@@ -208,6 +209,7 @@ class DeviceQueue:
     def elapsed(self, start: Any, end: Any, deliver: Callable[[int], None]) -> None:
         """Nanoseconds between two marks, once the device has passed them."""
         self._timings.append((start, end, deliver))
+        self.used = True
 
     def send(self) -> None:
         """Start the copy of everything measured so far."""
@@ -244,6 +246,7 @@ class DeviceQueue:
             return None  # nothing may be allocated or copied while a CUDA graph is being captured
         buffer = self._buffers.get(device)
         if buffer is None:
+            self.used = True
             side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             buffer = self._buffers[device] = _Buffer(_new_slot(device), side, _fused_for(device))
         if buffer.used + rows > ROWS and buffer.used:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,8 @@ from neuraldbg.capture.torch.patches import Patches
 
 _CALL = nn.Module._call_impl.__code__
 _PRE, _POST = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+_NOTHING = id(None)
+_dynamo: tuple[Any, dict[int, Any]] | None = None  # where it counts frames, and its backends
 _LOOKS_AT_HOOKS = (nn.TransformerEncoderLayer,)  # leaves its fused path when it finds one on itself
 
 
@@ -27,7 +30,7 @@ class ModuleHooks:
         self._before = before
         self._after = after
         self._ids = (-1, -1)
-        self._away = self._replaced = False  # out of torch's tables, or others in their place
+        self.displaced = False  # out of torch's tables, or others in their place
         self._carrier: weakref.ref[nn.Module] | None = None
         self._waiter = _Waiter(self)
 
@@ -40,40 +43,40 @@ class ModuleHooks:
         patches.undo(torch_module._global_forward_hooks_with_kwargs.pop, after.id, None)  # torch leaves it behind
         patches.undo(self._close)
 
-    def step_aside(self, module: nn.Module) -> None:
-        """Until this module's call ends. Not where somebody else has global hooks, whose place among ours would
-        change, nor once anything was compiled: Dynamo's graphs are bound to the hooks that were there."""
+    def step_aside(self, module: nn.Module) -> bool:
+        """Until this module's call ends; whether it was done. Not where somebody else has global hooks, whose place
+        among ours would change, nor once anything was compiled: Dynamo's graphs are bound to the hooks that were
+        there."""
         if self._carrier is not None:
             self._unhang()
-        if self._away or not alone() or isinstance(module, _LOOKS_AT_HOOKS) or compiled():
-            return
-        number = self._ids[1]
-        if _PRE.pop(self._ids[0], None) is None or _POST.pop(number, None) is None:
-            self.come_back()
-            return
-        self._away = True
+        if self.displaced or not alone() or isinstance(module, _LOOKS_AT_HOOKS) or compiled():
+            return False
+        first, number = self._ids
+        if first not in _PRE or number not in _POST:
+            return False
+        del _PRE[first], _POST[number]
+        self.displaced = True
         self._carrier = weakref.ref(module)
         module._forward_hooks[number] = self._waiter
         module._forward_hooks_with_kwargs[number] = True
         module._forward_hooks_always_called[number] = True
+        return True
 
     def come_back(self) -> None:
         """Also after a forward that was interrupted, from wherever we are called next."""
-        if self._replaced:
-            self._replaced = False
+        if self.displaced:
             self._return()
-        if self._away:
-            self._return()
-            self._unhang()
+            if self._carrier is not None:
+                self._unhang()
 
     def let(self, before: Any, after: Any) -> None:
         """Other hooks take the place of ours until the pass ends."""
         if self._ids[0] in _PRE and self._ids[1] in _POST:
-            self._replaced = True
+            self.displaced = True
             _PRE[self._ids[0]], _POST[self._ids[1]] = before, after
 
     def _return(self) -> None:
-        self._away = False
+        self.displaced = False
         _PRE[self._ids[0]] = self._before
         _POST[self._ids[1]] = self._after
 
@@ -81,12 +84,10 @@ class ModuleHooks:
         carrier, self._carrier = self._carrier, None
         module = None if carrier is None else carrier()
         if module is not None:
-            for table in (
-                module._forward_hooks,
-                module._forward_hooks_with_kwargs,
-                module._forward_hooks_always_called,
-            ):
-                table.pop(self._ids[1], None)
+            number = self._ids[1]
+            module._forward_hooks.pop(number, None)
+            module._forward_hooks_with_kwargs.pop(number, None)
+            module._forward_hooks_always_called.pop(number, None)
 
     def _close(self) -> None:
         """Before the handles take our hooks out for good."""
@@ -98,7 +99,9 @@ class ModuleHooks:
             self._return()  # torch is walking through the module's hooks: ours is taken off later
             self._after(module, args, output)
         else:
-            self.come_back()
+            if self.displaced:
+                self._return()
+                self._unhang()
             self._after(module, args, kwargs, output)
 
 
@@ -129,11 +132,21 @@ def alone() -> bool:
 
 def compiled() -> bool:
     """Whether torch.compile was ever called in this process."""
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    if frames is not None and getattr(frames, "FRAME_COUNTER", 1) > 0:
+    frames, backends = _dynamo or _find_dynamo()
+    if frames is not None and frames.FRAME_COUNTER > 0:
         return True
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    backends: dict[int, Any] = getattr(frames, "cached_backends", {})
-    if len(backends) < 2 and id(None) in backends:
+    if len(backends) < 2 and _NOTHING in backends:
         return False  # stands for what is never compiled: optimizers ask for that
     return any(one is not None for one in list(backends.values()))
+
+
+def _find_dynamo() -> tuple[Any, dict[int, Any]]:
+    """It is imported when it is first needed. A version of torch that counts otherwise counts as compiled."""
+    global _dynamo
+    frames, evaluating = (sys.modules.get(f"torch._dynamo.{name}") for name in ("convert_frame", "eval_frame"))
+    found = frames, getattr(evaluating, "cached_backends", {})
+    if frames is not None and not hasattr(frames, "FRAME_COUNTER"):
+        return SimpleNamespace(FRAME_COUNTER=1), found[1]
+    if frames is not None and evaluating is not None:
+        _dynamo = found
+    return found

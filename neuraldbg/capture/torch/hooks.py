@@ -84,7 +84,8 @@ class PassWatch:
             local.pass_depth = len(stack)
             if own is not None and own is not self.ignored:
                 self._who_looks(own, module)
-        own = local.own_pass
+        else:
+            own = local.own_pass
         mark = core.device.mark() if own is not None and own.sampled else None
         stack.append((module, now_ns(), core.own_ns, mark))
 
@@ -111,16 +112,19 @@ class PassWatch:
         if depth < 0:
             local.own_pass = None  # an interrupted forward left its pass behind
             return
-        duration = end_ns - start_ns - core.ours_since(own_before)  # our own work inside is not the layer's
+        stops = core.stops
+        stopping = stops is not None and stops.gate.at_layers
+        if own_pass.sampled or stopping:
+            duration = end_ns - start_ns - core.ours_since(own_before)  # our own work inside is not the layer's
         if own_pass.sampled and len(rest) == 2:
             marks = None if mark is None else (mark, core.device.mark())
             self.layer_seen(module, own_pass, (start_ns, duration, marks), (args, *rest), depth)
-        stops = core.stops
-        if stops is not None and stops.gate.at_layers and len(rest) == 2 and own_pass is not self.ignored:
+        if stopping and len(rest) == 2 and own_pass is not self.ignored:
             stops.layer_ran(module, own_pass, (args, *rest), duration)
         if depth == 0:
             local.own_pass = None
-            self.hooks.come_back()
+            if self.hooks.displaced:
+                self.hooks.come_back()
             if own_pass is not self.ignored:
                 self.end(own_pass, (args, *rest))
 
@@ -134,7 +138,7 @@ class PassWatch:
             if self.quick_begins(own):
                 self.hooks.let(self.quick.before, self.quick.after)
         elif core.trainers < 2 and not own.followed:
-            self.hooks.step_aside(module)
+            own.unseen = self.hooks.step_aside(module)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -168,23 +172,19 @@ class PassWatch:
         call(Call.PASS, site, value=float(grad), aux=float(training), source=source, pass_id=one.id, digest=digest)
         if core.recording and grad and root is not None:
             self._keep(one, module, root, (args, kwargs))
-        core.tell(self._told_of(one, training), one, root, args, kwargs)
+        model, mode = layer.model, (grad, training)
+        usual = model.mode == mode and model.passes > FIRST_PASSES
+        model.mode = mode  # of the first passes and of one in another mode everybody is told
+        core.tell((core.heard if usual else core.moments).pass_begun, one, root, args, kwargs)
         one.entered = ()
         one.start_ns = now_ns()
         core.own_ns += one.start_ns - start
         one.own_before = core.own_ns
         return one
 
-    def _told_of(self, one: Pass, training: bool) -> list[Callable[..., None]]:
-        """Everybody of the first passes of a model, and of one in another mode than the pass before."""
-        model, mode = one.model, (one.grad, training)
-        new = model.passes <= FIRST_PASSES or model.mode != mode
-        model.mode = mode
-        return (self.core.moments if new else self.core.heard).pass_begun
-
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
-        if (one.looked or (one.sampled and one.step < RECORDED_STEPS)) and few_items(inputs):
+        if one.sampled and (one.looked or one.step < RECORDED_STEPS) and few_items(inputs):
             self._record(one, module, root, inputs)
         elif one.entered is inputs[0] or few_items(inputs, LIGHT_ITEMS):
             one.light = LightRecord(*inputs, random=one.model.random is not False)
@@ -213,6 +213,8 @@ class PassWatch:
         digest = 0
         if not self.core.statistics:
             return digest
+        if len(one.entered) == 1 and not one.sampled:
+            return identity_of(one.entered[0])
         for slot, tensor in enumerate(one.entered[:16]):
             part = identity_of(tensor)
             digest = (digest * 1099511628211 + part) & ((1 << 64) - 1) if part else digest
@@ -232,14 +234,15 @@ class PassWatch:
         else:
             outputs = (rest[-1],) if isinstance(rest[-1], Tensor) else tensors(rest[-1])
             differentiable = [t for t in outputs if t.requires_grad] if finished else []
-            if one.compiled:
+            if not one.unseen and one.compiled:
                 self.layers.mark_packed(differentiable)
             for slot, tensor in enumerate(differentiable):
                 self._mark_when_trained(one, tensor, slot)
             self._keep_open(one)
         if one.model.lazy:
             core.tree.pass_ended(one.model)
-        core.device.poll()
+        if core.device.used:
+            core.device.poll()
         if one.record is not None and not one.model.random:
             one.model.random = not torch.equal(one.record.rng.torch_cpu, torch.get_rng_state())
         if one.record is not None and finished and sum(t.numel() for t in tensors(rest[-1])) <= HASHED_ELEMENTS:
@@ -249,7 +252,7 @@ class PassWatch:
         ):  # on a device this would be the time of launching
             times = (one.start_ns, start - one.start_ns - core.ours_since(one.own_before))
             core.recorder.span(one.model.site, one.phase, times, pass_id=one.id)
-        if finished:
+        if finished and core.heard.pass_ended:
             core.tell(core.heard.pass_ended, one, one.model.ref(), rest[:2], rest[2])
         core.own_ns += now_ns() - start
 
@@ -260,8 +263,7 @@ class PassWatch:
             if not self.core.on or gradient is None:
                 return
             size = gradient.numel() * gradient.element_size()
-            room = min(ARRIVED_BYTES, ARRIVED_IN_ALL - self._arrived_bytes)
-            if one.entry_module is not None and size <= room:
+            if one.entry_module is not None and size <= ARRIVED_BYTES and self._arrived_bytes + size <= ARRIVED_IN_ALL:
                 one.arrived = {**(one.arrived or {}), slot: gradient}
                 self._arrived_bytes += size
             if not one.trained:
@@ -295,10 +297,12 @@ class PassWatch:
 
     def update_done(self, optimizers: int) -> None:
         """A pass without a backward is an orphan once every optimizer has had its turn twice."""
-        patience = 2 * max(optimizers, 1)
         while self._leaf_hooks:
             self._leaf_hooks.pop().remove()
-        if self.open:
+        if len(self.open) == 1 and self.open[0].trained:  # mostly
+            self.open.popleft()
+        elif self.open:
+            patience = 2 * max(optimizers, 1)
             with self.core.lock:
                 self.open = deque([one for one in self.open if self._still_waits(one, patience)])
         self._forget_records()
@@ -316,10 +320,8 @@ class PassWatch:
     def _forget_records(self) -> None:
         """A graph that the user keeps holds our hooks, and they hold the pass: its record must not live as long."""
         for kept in (self.current, self.light):
-            if kept:
-                for one in kept.copy():
-                    _forget(one)
-                kept.clear()
+            while kept:
+                _forget(kept.popleft())
         self._recorded_bytes = self._arrived_bytes = 0
 
     def finish(self) -> None:

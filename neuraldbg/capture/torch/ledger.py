@@ -30,6 +30,7 @@ class Ledger:
         self._unwritten: list[tuple[weakref.ref[Optimizer], dict[str, Any]]] = []  # schedulers with their settings
         self.clipped: tuple[int, str, float] | None = None  # step, function and limit of the last clipping
         self._look = core.guard.inside("schedulers")(self.look_at_schedulers)
+        self._look_first = core.guard.shield("schedulers")(self.look_at_schedulers)
         self._looks = False
 
     def _noted(
@@ -37,13 +38,7 @@ class Ledger:
     ) -> _Original:
         """The original function, followed by an entry in the ledger."""
         core = self.core
-
-        def noted(result: Any, *args: Any, **kwargs: Any) -> None:
-            if self._looks:
-                self._look()  # a scheduler that stepped before this call is written down before it
-            note(result, *args, **kwargs)
-
-        write = core.guard.shield("ledger")(noted)
+        write = core.guard.shield("ledger")(note)
 
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -58,6 +53,8 @@ class Ledger:
                 self._inside -= 1
             if self._inside == 0:
                 start = now_ns()
+                if self._looks:
+                    self._look_first()  # a scheduler that stepped before this call is written down before it
                 write(result, *args, **kwargs)
                 core.own_ns += now_ns() - start
             return result

@@ -24,6 +24,7 @@ MOST_ITEMS = 4096  # in the arguments of a pass that is kept
 LOOKED_AT = 512  # items of an argument or output that are searched for tensors
 UNCHECKED = -1
 CASTING = ("cpu", "cuda")  # devices whose operations may be cast
+_casts = torch._C._is_any_autocast_enabled
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
 
 
@@ -146,9 +147,13 @@ class LightRecord:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> None:
         self.rng = torch.get_rng_state() if random else None
-        self.inputs = (_weakly(args), _weakly(kwargs) if kwargs else {})
-        casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        self.autocast = tuple(_autocast(kind) for kind in ("cpu", "cuda")) if casting else None
+        if len(args) == 1 and type(args[0]) is Tensor and not args[0].is_inference():  # mostly
+            self.inputs: tuple[Any, Any] = ((WeakValue(weakref.ref(args[0]), args[0]._version),), {})
+        else:
+            self.inputs = (_weakly(args), {})
+        if kwargs:
+            self.inputs = (self.inputs[0], _weakly(kwargs))
+        self.autocast = tuple(_autocast(kind) for kind in CASTING) if _casts() else None
 
     def firm(self, root: nn.Module) -> PassRecord | None:
         """A record that can be run again, with flags and buffers as they are now; None when an input is gone or has
@@ -175,7 +180,7 @@ class WeakValue:
         return value is not None and (self.version is None or value._version == self.version)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Pass:
     """A root forward under way or awaiting its backward."""
 
@@ -189,6 +194,7 @@ class Pass:
     sampled: bool
     looked: bool = False  # evidence is gathered of it as well
     followed: bool = True  # its layers could be stopped at from the first on
+    unseen: bool = False  # nobody looks into it: our hooks are away until it ends
     own_before: int = 0  # our own time when it began
     updates_seen: int = 0
     trained: bool = False
@@ -287,8 +293,6 @@ def _weakly(value: Any) -> Any:
     if isinstance(value, Tensor):
         return WeakValue(weakref.ref(value), None if value.is_inference() else value._version)
     kind = type(value)
-    if kind is tuple and len(value) == 1:
-        return (_weakly(value[0]),)
     if kind is tuple or kind is list:
         return kind([_weakly(item) for item in value])
     if kind is dict:

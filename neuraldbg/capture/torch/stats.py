@@ -185,7 +185,7 @@ def identity_of(tensor: Tensor) -> int:
     what is larger also scattered elements, of what is not in one piece only those."""
     whole = host.hashed(tensor, SUMMED_BYTES)
     if whole is not None:
-        return salted(whole, tensor.shape, tensor.dtype)
+        return (whole ^ _salt(tensor.shape, tensor.dtype)) or 1  # as `salted`, without a frame
     strided = tensor.layout == torch.strided
     part = tensor if not strided or tensor.is_contiguous() else thinned(tensor)
     if part.numel() * part.element_size() <= SUMMED_BYTES:

@@ -70,8 +70,8 @@ class Stops:
         self._updated = guard.shield("a breakpoint after an update")(self._prepare_update)
         self._reached = guard.inside("stopping")(gate.reached)  # an abort and Ctrl-C go through
         self._stay = guard.inside("holding")(gate.hold)
-        core.take_part("pass_ended", "layers of breakpoints", self._pass_ended)
-        core.take_part("update_done", "layers of breakpoints", self._tell_lost)
+        core.take_part("pass_ended", "layers of breakpoints", self._pass_ended, rarely=True)  # new models are early
+        self.tell_lost = guard.shield("layers of breakpoints")(self._tell_lost)
         self._hits = 0
         gate.on_event.append(self._keep_hit)
         gate.pace = lambda: (core.recorder.step, core.recorder.latest.get("step_time_s"))

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
+from neuraldbg.capture.torch.by_hand import ByHand
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
-from neuraldbg.capture.torch.loss import leaves_of
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.capture.torch.tree import REBUILT_APART
 from neuraldbg.records import Call, Phase, SiteKind
 
 _LOOKS = 3  # backwards in which the name of an optimizer that has not stepped is looked for
-_FINGERPRINT = 256  # elements of a leaf that are compared to see whether it was moved by hand
 
 
 @dataclass(eq=False)
@@ -48,28 +45,27 @@ class UpdateWatch:
         self.optimizers: IdentityTable[Known] = IdentityTable()
         self.unnamed: IdentityTable[list[int]] = IdentityTable()  # created, no name found yet -> times looked
         self.stepped = 0
-        self._by_hand = False
-        self._all_owned: Any = None  # how many parameters there were when all of them belonged to optimizers
         self._alike: dict[tuple[str, str | None], list[Known]] = {}
         self.cleared = False  # gradients were set to zero or None since the last update
         self.accumulation: Counter[int] = Counter()  # backwards per update -> updates
         self.step_started: int | None = None  # the first step begins with its first pass
         self.on_update: list[Callable[[int], None]] = []
+        self.now_and_then: list[Callable[[int], None]] = []  # after some of the updates
         self.before_update: list[Callable[[], None]] = []
         kind = lambda optimizer: type(optimizer).__name__  # noqa: E731
         self._began = core.guard.shield("starts of updates", kind)(self._before)
         self._ended = core.guard.shield("updates", kind)(self._after)
         shield = core.guard.shield("optimizers")
         self._introduced, self._introduced_named = shield(self._introduce_all), shield(self._introduce_named)
-        self._fingerprint: list[tuple[weakref.ref[Tensor], Tensor, int]] = []  # leaf, its bits, its version
-        backward.before_backward.append(self._backward_begins)
-        backward.after_backward.append(self._take_fingerprint)
-        passes.before_pass.append(self._pass_begins)
+        self.by_hand = ByHand(core, self)
+        self._attends = False
+        self.attend()
 
     # -- optimizers --------------------------------------------------------------------------------------------------
 
     def created(self, optimizer: Optimizer) -> None:
         self.unnamed[optimizer] = [0]
+        self.attend()
         for notice in self.core.moments.optimizer_created:
             notice(optimizer)
 
@@ -147,7 +143,8 @@ class UpdateWatch:
         local.in_step = optimizer
         local.stack.clear()  # a KeyboardInterrupt inside a forward leaves entries behind
         local.own_pass = None
-        self.passes.hooks.come_back()
+        if self.passes.hooks.displaced:
+            self.passes.hooks.come_back()
         self._began(optimizer)
 
     def post_hook(self, optimizer: Optimizer, *_: Any) -> None:
@@ -158,8 +155,12 @@ class UpdateWatch:
         before = core.recorder.step
         with core.lock:
             self._ended(optimizer)
-        if core.stops is not None and core.stops.gate.active and core.recorder.step != before:
-            core.stops.update_done()
+        stops = core.stops
+        if stops is not None and core.recorder.step != before:
+            if len(stops.gate.breakpoints):
+                stops.tell_lost()
+            if stops.gate.active:
+                stops.update_done()
 
     def _before(self, optimizer: Optimizer) -> None:
         core = self.core
@@ -173,10 +174,11 @@ class UpdateWatch:
         one = self.known(optimizer)
         if one.unknown and one.updates < 3:
             self._introduce(optimizer, one)  # its model has been called meanwhile
-        if core.measuring:
-            local.kept = self.sweep.before(owned(optimizer), norm_too=core.budget.watching)
-        elif core.budget.watching and core.statistics:
-            self.sweep.watch_norm(owned(optimizer))
+        if core.budget.watching and core.statistics:
+            if core.budget.full:
+                local.kept = self.sweep.before(owned(optimizer), norm_too=True)
+            else:
+                self.sweep.watch_norm(owned(optimizer))
         if core.looking:
             self.sweep.note_missing(one.site, owned(optimizer))
         for notice in self.before_update:
@@ -194,7 +196,8 @@ class UpdateWatch:
         if core.tree.only is not None and not self._watched(optimizer):
             return
         one = self.known(optimizer)
-        lr = _number(optimizer.param_groups[0].get("lr"))
+        lr = optimizer.param_groups[0].get("lr")
+        lr = lr if type(lr) is float else _number(lr)
         local = core.local
         duration = end - local.step_start - core.ours_since(local.own_before)
         core.recorder.call(Call.STEP, one.site, value=lr, source=core.recorder.source(3), duration_ns=duration)
@@ -208,7 +211,8 @@ class UpdateWatch:
         core.tell(core.heard.update_done, optimizer, one)
         one.updates += 1
         self.stepped += 1
-        self._fingerprint.clear()
+        self.backward.closely = self.by_hand.seen
+        self.by_hand.forget()
         core.own_ns += now_ns() - end
         self.update_done(len(self.optimizers))
 
@@ -250,16 +254,22 @@ class UpdateWatch:
         started = self.step_started or begin
         if core.looking:
             self._resources()
-        if self.backward.since_update:
-            self.accumulation[self.backward.since_update] += 1
-        self.backward.since_update = 0
+        backwards, self.backward.since_update = self.backward.since_update, 0
+        if backwards:
+            self.accumulation[backwards] += 1
+            if backwards > self.backward.most:
+                self.backward.most = backwards
         self.cleared = False
         for notice in self.on_update:
             notice(recorder.step)
+        if core.heard is core.moments:
+            for notice in self.now_and_then:
+                notice(recorder.step)
         self.passes.update_done(optimizers)
         recorder.step += 1
-        core.device.poll()
-        core.device.send()
+        if core.device.used:
+            core.device.poll()
+            core.device.send()
         end = now_ns()
         core.own_ns += end - begin
         core.budget.loss_told(recorder.latest.get("loss"))
@@ -273,77 +283,36 @@ class UpdateWatch:
             if used is not None:
                 self.core.recorder.scalar(name, float(used))
 
+    def attend(self) -> None:
+        """There is something to look at when a pass or a backward begins."""
+        if not self._attends:
+            self._attends = True
+            self.passes.before_pass = [self._pass_begins, *self.passes.before_pass]
+            self.backward.before_backward = [self._backward_begins, *self.backward.before_backward]
+
+    def _rest(self) -> None:
+        """By new lists: the old ones are being walked through."""
+        if not (self.by_hand.waits or len(self.unnamed) or self.step_started is None):
+            self._attends = False
+            self.passes.before_pass = [check for check in self.passes.before_pass if check != self._pass_begins]
+            checks = self.backward.before_backward
+            self.backward.before_backward = [check for check in checks if check != self._backward_begins]
+
     def _pass_begins(self) -> None:
-        if self._fingerprint:
-            self.look_for_manual_update()
+        self.by_hand.look()
         if self.step_started is None:
             self.step_started = now_ns()
+        self._rest()
 
     def _backward_begins(self) -> None:
-        if self._fingerprint:
-            self.look_for_manual_update()
+        self.by_hand.look()
         if len(self.unnamed):  # the user's variables are in sight, also that of an optimizer that will never step
             self._introduced_named()
-
-    # -- updates by hand ---------------------------------------------------------------------------------------------
-
-    def _candidates(self, loss: Tensor | None) -> Iterable[Tensor]:
-        optimizers = [optimizer for table in (self.optimizers, self.unnamed) for optimizer, _ in table.items()]
-        sites = self.core.tree.parameter_site
-        groups = [(id(each), len(group["params"])) for each in optimizers for group in each.param_groups]
-        if self._all_owned == (len(sites), groups):
-            return ()
-        mine = {id(parameter) for optimizer in optimizers for parameter in owned(optimizer)}
-        all_owned = bool(mine) and mine.issuperset(id(parameter) for parameter, _ in sites.items())
-        self._all_owned = (len(sites), groups) if all_owned else None
-        found = [p for _, p in self.core.tree.trainable() if p.grad is not None and id(p) not in mine]
-        if not found and not mine and loss is not None and self.core.tree.only is None:
-            found = [leaf for leaf in leaves_of(loss) if leaf.grad is not None]
-            for leaf in found:
-                self.core.tree.adopt_leaf(leaf)
-        return sorted(found, key=Tensor.numel)[:2]
-
-    def _take_fingerprint(self, loss: Tensor | None) -> None:
-        """Of parameters that no optimizer owns: one that has an owner is expected to be moved by it."""
-        core = self.core
-        if core.local.in_step is not None or self._fingerprint:
-            return
-        if self.stepped and not self._by_hand and self.stepped % 16:
-            return  # optimizers are at work; now and then it is worth a look whether a hand is too
-        for leaf in self._candidates(loss):
-            if leaf.layout == torch.strided:
-                self._fingerprint.append((weakref.ref(leaf), _head(leaf).clone(), leaf._version))
-        if self._fingerprint and not (len(self.optimizers) or len(self.unnamed)):
-            trainable = [parameter for _, parameter in core.tree.trainable()]
-            if core.budget.watching and core.statistics:
-                self.sweep.watch_norm(trainable)
-            core.local.kept = self.sweep.before(trainable) if core.measuring else None
-
-    def look_for_manual_update(self) -> None:
-        """After a backward and without an optimizer: have two small parameters changed their values? (`p.data.add_`
-        does not move version counters, so values are compared; NaN stays NaN, and there the version tells.)"""
-        local = self.core.local
-        if not self._fingerprint or local.in_step is not None or local.in_backward:
-            return
-        self.core.clock.looked(now_ns())
-        for ref, before, version in self._fingerprint:
-            leaf = ref()
-            if leaf is None or not leaf.numel():
-                continue
-            if leaf._version != version or not torch.equal(_head(leaf), before):
-                self._fingerprint.clear()
-                self._by_hand = True
-                self.core.recorder.call(Call.STEP_MANUAL)
-                if local.kept is not None:
-                    self.sweep.after(local.kept)
-                    local.kept = None
-                self.update_done(1)
-                return
 
     def finish(self) -> None:
         """At the end: the last manual update has no pass or backward after it; optimizers that never stepped are
         named too."""
-        self.look_for_manual_update()
+        self.by_hand.look()
         self._introduced()
         self.write_accumulation()
 
@@ -364,13 +333,6 @@ def _is_running(optimizer: Optimizer) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _head(tensor: Tensor) -> Tensor:
-    """The bits of the first elements: NaN equals itself there."""
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size())
-    head = tensor.detach().reshape(-1)[:_FINGERPRINT]
-    return head if bits is None else head.view(bits)
 
 
 def _number(value: Any) -> float:

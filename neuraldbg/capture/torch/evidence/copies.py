@@ -42,22 +42,23 @@ class Copies:
 
     def __init__(self, capture: Any) -> None:
         self.core = capture.core
+        self._stepped = capture.updates
         self._updates = 0
         self._next_look = FIRST_LOOK
         self._trained: dict[int, Model] = {}
         self._copies: list[Copy] = []
-        self.core.take_part("update_done", "copies of models", self._updated)
+        self.core.take_part("update_done", "copies of models", self._updated, early=True)
         self.core.take_part("ending", "copies of models", self._end)
 
     def _updated(self, *_: Known) -> None:
-        self._updates += 1
+        before, self._updates = self._updates, self._stepped.stepped + 1
         if self._updates >= self._next_look:
             began = now_ns()
             for other, root, model in self._search():
                 if len(self._copies) < MOST_COPIES:
                     self._copies.append(self._met(other, root, model))
             self._look_later(now_ns() - began)
-        elif self._copies and self._updates in (100, 1_000, 10_000):
+        elif self._copies and any(before < at <= self._updates for at in (100, 1_000, 10_000)):
             self._write_all()
 
     def _look_later(self, took_ns: int) -> None:

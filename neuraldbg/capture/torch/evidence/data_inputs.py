@@ -49,8 +49,12 @@ class Inputs:
     def _pass_begun(self, one: Pass, *_: Any) -> None:
         if not one.grad:
             return
-        tensor = next((t for t in one.entered if t.is_floating_point() and t.dim() > 1), None)
-        if tensor is None or tensor.requires_grad or not tensor.numel():
+        for tensor in one.entered:
+            if tensor.is_floating_point() and tensor.dim() > 1:
+                break
+        else:
+            return
+        if tensor.requires_grad or not tensor.numel():
             return
         series = self._series.get(one.model.site)
         if series is None:

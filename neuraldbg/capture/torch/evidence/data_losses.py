@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.jit import _builtins
 
-from neuraldbg.capture.torch.core import RARELY, cannot_look, now_ns
+from neuraldbg.capture.torch.core import cannot_look, now_ns
 from neuraldbg.capture.torch.evidence.data_relation import Relation
 from neuraldbg.capture.torch.evidence.data_sets import DataSets
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
@@ -80,23 +80,21 @@ class LossCalls:
             original = getattr(owner, name, None)
             if original is not None:
                 self._replace(capture.patches, owner, name, self._watched(original, kind, reduced))
-        self.core.take_part("update_done", "evaluation losses", self._flush)
+        self.core.take_part("update_done", "evaluation losses", self._flush, rarely=True)
         self.core.take_part("ending", "evaluation losses", self._ending)
 
     def _watched(self, original: Callable[..., Any], kind: str, reduced: int) -> Callable[..., Any]:
         @wraps(original)
         def loss(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if (self._calls < CLOSELY or self._due()) and self.core.on and not cannot_look():
+            core = self.core
+            if self._calls >= CLOSELY and core.heard is not core.moments and torch.is_grad_enabled():
+                return result  # of a training that has been followed for long, now and then; of an evaluation always
+            if core.on and not cannot_look():
                 self._seen(kind, reduced, args, result, sys._getframe(1))
             return result
 
         return loss
-
-    def _due(self) -> bool:
-        """Of a training that has been followed for long, now and then; of an evaluation always."""
-        core = self.core
-        return core.looking or core.recorder.step % RARELY == 0 or not torch.is_grad_enabled()
 
     @staticmethod
     def _replace(patches: Any, owner: Any, name: str, ours: Callable[..., Any]) -> None:

@@ -40,8 +40,9 @@ Norms = tuple[float, ...]
 class Flow:
     """The gradients of one optimizer. `content` = (line, updates so far) of every backward that is in them now."""
 
-    updates: int = 0
-    applied: int = 0  # the same, as far as numbers have arrived
+    updates: int = 0  # of which we were told
+    told: int = 0  # updates that the optimizer had had after the last of them
+    applied: int = 0  # all of them, as far as numbers have arrived
     before: Norms | None = None  # when the backward under way began
     content: list[tuple[int, int]] | None = field(default_factory=list)  # None: not known
     last: Norms = ()
@@ -88,7 +89,7 @@ class GradientFlow:
         core.take_part("backward_begun", "old gradients", self._backward_begun, rarely=True)
         core.take_part("backward_done", "new gradients", self._backward_done, rarely=True)
         core.take_part("update_begun", "gradients of an update", self._update_begun, rarely=True)
-        core.take_part("update_done", "gradients after an update", self._update_done)
+        core.take_part("update_done", "gradients after an update", self._update_done, rarely=True)
         core.take_part("ending", "gradients at the end", self._ending)
         self._source = -1
 
@@ -197,6 +198,8 @@ class GradientFlow:
         if flow is None:
             return
         flow.updates += 1
+        untold, flow.told = known.updates - flow.told, known.updates + 1
+        flow.applied += max(untold, 0) if flow.updates > 1 else 0
         if not (self.core.looking or self._waiting):
             flow.applied += 1  # nothing was read, so nothing is known of what was applied
             flow.judged, flow.content, flow.last = None, None, ()

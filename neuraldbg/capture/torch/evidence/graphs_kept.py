@@ -37,11 +37,12 @@ class KeptGraphs:
         self.core = capture.core
         self._updates = capture.updates
         self._data_sets = capture.batches.data_sets
-        self._alive: dict[int, tuple[weakref.ref[Token], int]] = {}  # pass -> token, step
+        self._alive: dict[int, tuple[weakref.ref[Token], int, int]] = {}  # pass -> token, step, graphs it stands for
         self._followed = 0
+        self._told_at, self._stands_for = -1, 1  # later one step of many is looked at, and stands for those before
         self._look_at = _FIRST_LOOK
         core = self.core
-        core.take_part("pass_ended", "graphs of passes", self._pass_ended)
+        core.take_part("pass_ended", "graphs of passes", self._pass_ended, early=True)
         core.take_part("update_done", "graphs alive", self._updated, rarely=True)
         core.take_part("ending", "graphs alive at the end", self._ending)
 
@@ -56,13 +57,17 @@ class KeptGraphs:
         token = node.metadata.get(TOKEN)
         if token is None:
             token = node.metadata[TOKEN] = Token()
-            alive, number = self._alive, one.id
-            self._followed += 1
-            alive[number] = (weakref.ref(token, lambda _: alive.pop(number, None)), self.core.recorder.step)
+            alive, number, step = self._alive, one.id, self.core.recorder.step
+            if step != self._told_at:
+                self._told_at, self._stands_for = step, max(step - self._told_at, 1)
+            self._followed += self._stands_for
+            alive[number] = (weakref.ref(token, lambda _: alive.pop(number, None)), step, self._stands_for)
 
     def _updated(self, *_: Any) -> None:
         step = self.core.recorder.step
-        if len(self._alive) < _FIRST_LOOK or not (self.core.looking or step % _EVERY == 0):
+        if not self._alive or not (self.core.looking or step % _EVERY == 0):
+            return
+        if sum(count for _, _, count in self._alive.values()) < _FIRST_LOOK:
             return
         old = self._old(step)
         self.core.recorder.scalar("graphs_kept", float(old))
@@ -72,7 +77,7 @@ class KeptGraphs:
 
     def _old(self, step: int) -> int:
         patience = OLD * max(len(self._updates.optimizers), 1)
-        return sum(1 for _, born in self._alive.values() if born <= step - patience)
+        return sum(count for _, born, count in self._alive.values() if born <= step - patience)
 
     def _write(self, old: int, holder: dict[str, Any] | None) -> None:
         self.core.recorder.fact(

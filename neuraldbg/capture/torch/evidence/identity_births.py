@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Stack = list[str]  # "train.py:42", innermost first
 DEEPEST = 6  # frames of a stack that are kept
 INTRODUCED = 64  # makings that get a fact of their own
+CLOSELY = 128  # updates of an optimizer after which one of them stands for all
 _LOOKED_AT = 4  # parameters by which a set is recognised
 
 
@@ -69,7 +70,7 @@ class Births:
         core = self.core
         core.take_part("optimizer_created", "optimizers made", self._optimizer_made)
         core.take_part("update_done", "updates of optimizers made", self._updated)
-        core.take_part("pass_begun", "models made", self._pass)
+        core.take_part("pass_begun", "models made", self._pass, rarely=True)  # of first passes everybody is told
         core.take_part("loaded", "models loaded", self._loaded)
         core.take_part("ending", "what was made", self._ending)
         assembled = core.guard.shield("modules made")(self._assembled)
@@ -158,9 +159,9 @@ class Births:
         if made is None:
             return
         made.updates += 1
-        made.versions = [
-            -1 if (tensor := ref()) is None or tensor.is_inference() else tensor._version for ref in made.parameters
-        ]
+        if made.updates == CLOSELY:
+            del made.parameters[1:]
+        made.versions = [_version(ref()) for ref in made.parameters]
         if made.updates == 1:
             self._introduce("optimizer_made", known.site, made.stack)
 

@@ -111,7 +111,7 @@ class LossInputs:
             ("ending", self._ending),
         ):
             rarely = moment in ("pass_ended", "update_done")
-            self.core.take_part(moment, "loss inputs", notice, rarely=rarely)
+            self.core.take_part(moment, "loss inputs", notice, rarely=rarely, early=not rarely)
 
     # -- on the way --------------------------------------------------------------------------------------------------
 

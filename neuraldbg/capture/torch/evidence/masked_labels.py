@@ -23,7 +23,7 @@ class MaskedLabels:
         self.core = capture.core
         self._left = MOST_FACTS
         self._none_left = self._looked = 0
-        self.core.take_part("backward_begun", "masked labels", self._begun)
+        self.core.take_part("backward_begun", "masked labels", self._begun, rarely=True)  # and of odd losses
         self.core.take_part("ending", "masked labels", self._ending)
 
     def _begun(self, loss: Tensor | None, _: int) -> None:

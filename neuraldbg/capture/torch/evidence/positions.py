@@ -32,7 +32,9 @@ class Positions:
         self._known: dict[int, dict[str, Any]] = {}
         self.core.on_look.append(self.core.guard.shield("position embeddings")(self._layer))
         for moment, notice in (("pass_begun", self._begun), ("pass_ended", self._ended), ("ending", self._ending)):
-            self.core.take_part(moment, "positions", notice, rarely=moment == "pass_ended")
+            self.core.take_part(
+                moment, "positions", notice, rarely=moment == "pass_ended", early=moment == "pass_begun"
+            )
 
     def _begun(self, one: Pass, _root: Any, args: Any, kwargs: Any) -> None:
         for ids in (*args, *kwargs.values()) if kwargs else args:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import host
+from neuraldbg.capture.torch.backward import OVERDUE
 from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.origin.answer import Answer, from_chain
 from neuraldbg.capture.torch.origin.batchfile import save_batch
@@ -32,7 +33,6 @@ SEARCHES = 2  # the first, and one more when that one did not find the operation
 NEAR = 4  # parameters among which a small one is looked for when the first is large
 HANDY = 2**13  # elements
 GROWN = 100.0  # weights that have grown so much since the start diverge: whatever overflows then is a consequence
-OVERDUE = 2  # backwards more than usual without an update
 LOOKED_AT = 64  # of those whose gradients are looked at
 ARMED_UPDATES = 50  # after which an armed search gives up
 
@@ -46,6 +46,7 @@ class OriginWatch:
         self.left = SEARCHES
         self.stop = capture.options.stop_on_nan
         self._places: dict[int, list[tuple[str, Path]]] = {}  # line of a backward -> steep places of its loss
+        self._scaled: dict[int, bool] = {}  # the same lines: whether the script multiplies its loss
         self._held: Held = []
         self._source = -1
         self._factor: float | None = None
@@ -53,7 +54,6 @@ class OriginWatch:
         self._skips = False
         self._graph_begun = False  # a pass with a graph since the last backward
         self._by_scaler = False  # torch's GradScaler made this loss larger
-        self._since, self._most = 0, 0  # backwards since the last update, and the most there were before one
         self._probes: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()
         self._start: IdentityTable[float] = IdentityTable()  # parameter -> norm before its first update
         self._arm_at = capture.options.arm_step
@@ -69,7 +69,8 @@ class OriginWatch:
             ("ending", self._ending),
         ):
             early = moment in ("pass_begun", "pass_ended") and self._arm_at is None  # lines are learnt at first
-            core.take_part(moment, "the origin of NaN", notice, early=early)
+            rarely = moment == "backward_done" or (moment == "update_done" and self._arm_at is None)
+            core.take_part(moment, "the origin of NaN", notice, early=early, rarely=rarely)
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
@@ -101,20 +102,21 @@ class OriginWatch:
             self.lines.learn(loss, source)
         if early or source not in self._places:
             self._places[source] = steep_places(loss)
-        self._factor = factor_of(loss)
+            self._factor = factor_of(loss)
+            self._scaled[source] = self._factor is not None
+        else:
+            self._factor = factor_of(loss) if self._scaled[source] else None
         places = self._places[source]
         if places:
             self._held += hold(loss, places)
-        if self._loss_is_bad(loss):
+        if (loss.is_cuda or not math.isfinite(self.core.recorder.latest.get("loss", 0.0))) and self._loss_is_bad(loss):
             self._loss_bad_at = self.core.recorder.step
             self._find(lambda: self._behind_loss(loss, source), "the loss is not finite", loss)
 
     def _loss_is_bad(self, loss: Tensor) -> bool:
         if loss.is_cuda:
             return self._waits and not_finite(loss)
-        if loss.device.type != "cpu" or loss.is_complex() or loss.numel() == 0:
-            return False
-        return not math.isfinite(self.core.recorder.latest.get("loss", 0.0))
+        return loss.device.type == "cpu" and not loss.is_complex() and loss.numel() > 0
 
     @property
     def _waits(self) -> bool:
@@ -122,16 +124,20 @@ class OriginWatch:
         return self.stop or self._mode is not None
 
     def _backward_done(self, _: Tensor | None) -> None:
-        updates = self.capture.updates
-        self._since += 1
+        updates, backward = self.capture.updates, self.capture.backward
         unclaimed = not len(updates.optimizers) and not len(updates.unnamed)
-        overdue = not unclaimed and self._since > self._most + OVERDUE
-        if self.left and (unclaimed or (overdue and self._since <= self._most + LOOKED_AT)):
+        overdue = not unclaimed and self._overdue
+        if self.left and (unclaimed or (overdue and backward.since_update <= backward.most + LOOKED_AT)):
             first = next((p for _, p in self.core.tree.trainable() if p.grad is not None), None)
             if first is not None and not first.is_cuda and not_finite(first.grad):
                 self._updates_skipped() if overdue else self._gradients_bad()
         if unclaimed or overdue:
             self._held.clear()
+
+    @property
+    def _overdue(self) -> bool:
+        backward = self.capture.backward
+        return backward.since_update > backward.most + OVERDUE
 
     def _update_begun(self, optimizer: Any, _: Any) -> None:
         if (self.left or self.stop) and getattr(optimizer, "found_inf", None) is None:
@@ -145,12 +151,14 @@ class OriginWatch:
                     self._gradients_bad()
                     break
             else:
-                self._norm_says(optimizer)
-            self._late()
-        self._held.clear()
+                if self.core.budget.watching:
+                    self._norm_says(optimizer)
+            if not math.isfinite(self.core.recorder.latest.get("loss", 0.0)):
+                self._late()
+        if self._held:
+            self._held.clear()
 
     def _update_done(self, *_: Any) -> None:
-        self._most, self._since = max(self._most, self._since), 0
         if self._mode is not None:
             self._mode.forget()
             if self.core.recorder.step > (self._arm_at or 0) + ARMED_UPDATES:
@@ -197,15 +205,14 @@ class OriginWatch:
 
     def _norm_says(self, optimizer: Any) -> None:
         """Where all gradients were looked at anyway, their norm has just been taken."""
-        if self.core.budget.watching and not math.isfinite(self.core.recorder.latest.get("grad_norm", 0.0)):
+        if not math.isfinite(self.core.recorder.latest.get("grad_norm", 0.0)):
             bad = [p for p in owned(optimizer) if p.grad is not None and not p.is_cuda and not_finite(p.grad)]
             if bad:
                 self._gradients_bad()
 
     def _late(self) -> None:
         """On a device the loss of an earlier step arrives now: its passes are gone."""
-        value = self.core.recorder.latest.get("loss", 0.0)
-        if self.left and not math.isfinite(value) and self._loss_bad_at < 0 and not self._waits:
+        if self.left and self._loss_bad_at < 0 and not self._waits:
             self._find(lambda: Answer("loss", "late"), "the loss is not finite", None)
 
     # -- the search ---------------------------------------------------------------------------------------------------
@@ -283,7 +290,7 @@ class OriginWatch:
             "large": large,
             "diverging": growth is not None and growth > GROWN and large,
             "backward": self.core.backwards,
-            "update_skipped": self._skips and self._since > self._most + OVERDUE,
+            "update_skipped": self._skips and self._overdue,
             "not_replayed": self.search.refused,
             "backward_source": recorder.line_of_source(self._source),
             "saved_batch": saved,

@@ -52,9 +52,14 @@ class OptimizerTrace:
     kind: type[Optimizer]
     options: list[dict[str, Any]]  # of each group, without its parameters
     parameters: list[list[int]]  # ids, by group; the held model keeps them alive
+    known: Any  # Known, which counts its updates
+    before: int  # of them
     rates: list[tuple[float, ...]] = field(default_factory=list)
-    updates: int = 0
     clip: tuple[str, float] | None = None  # what bounded the gradients, and at which limit
+
+    @property
+    def updates(self) -> int:
+        return int(self.known.updates) - self.before
 
 
 @dataclass(eq=False)
@@ -122,9 +127,9 @@ class Samples:
         for moment, notice, early in (
             ("pass_begun", self._pass_begun, True),
             ("pass_ended", self._pass_ended, True),
-            ("backward_begun", self._backward_begun, False),
-            ("update_begun", self._update_begun, False),
-            ("update_done", self._update_done, False),
+            ("backward_begun", self._backward_begun, True),
+            ("update_begun", self._update_begun, False),  # until it has seen enough
+            ("update_done", self._update_done, True),
         ):
             core.take_part(moment, "samples for experiments", notice, early=early)
 
@@ -248,7 +253,7 @@ class Samples:
         if trace is None:
             if len(own.traces) >= 8:
                 return
-            trace = own.optimizers[optimizer] = _trace_of(optimizer)
+            trace = own.optimizers[optimizer] = _trace_of(optimizer, known)
             own.traces.append(trace)
         if own.first_update < 0:
             own.first_update = self.core.recorder.step
@@ -257,9 +262,10 @@ class Samples:
         clipped = self.ledger.clipped
         if clipped is not None and clipped[0] == self.core.recorder.step:
             trace.clip = clipped[1:]
-        trace.updates += 1
-        if len(trace.rates) < RATES:
-            trace.rates.append(tuple(_rate(group) for group in optimizer.param_groups))
+        if len(trace.rates) < RATES and len(trace.rates) == trace.updates:
+            trace.rates.append(tuple([_rate(group) for group in optimizer.param_groups]))
+        elif all(len(each.rates) >= RATES for each in own.traces):
+            self.core.rest("update_begun", self._update_begun)
 
     def _keep_first_values(self, own: Specimen) -> None:
         parameters = [p for root in own.roots for p in root.parameters()]
@@ -295,10 +301,10 @@ def _rate(group: dict[str, Any]) -> float:
     return float(rate) if isinstance(rate, int | float) or (isinstance(rate, Tensor) and not rate.is_cuda) else 0.0
 
 
-def _trace_of(optimizer: Optimizer) -> OptimizerTrace:
+def _trace_of(optimizer: Optimizer, known: Any) -> OptimizerTrace:
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     parameters = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-    return OptimizerTrace(type(optimizer), options, parameters)
+    return OptimizerTrace(type(optimizer), options, parameters, known, known.updates)
 
 
 def _inputs_on(tape: Tape, args: Any, kwargs: Any) -> dict[int, int]:

@@ -72,12 +72,13 @@ class Recording:
         self._around = Around()
         self._lately: deque[Any] = deque(maxlen=LATELY)  # models and optimizers: a function that trains may be over
         self._asleep_in = -1  # the step in which it was last looked whether to wake
+        self._notices: dict[str, Callable[..., None]] = {}  # by moment: nobody tells them while it sleeps
         self._take_part(core)
         self._listen(patches)
 
     def _take_part(self, core: Core) -> None:
         if self._pace is not None:
-            core.take_part("pass_begun", "recording", self._may_wake)
+            core.take_part("pass_begun", "recording", self._may_wake, rarely=True)
         for moment, notice in (
             ("pass_begun", self._pass_begun),
             ("pass_ended", self._pass_ended),
@@ -86,7 +87,9 @@ class Recording:
             ("update_begun", self._update_begun),
             ("update_done", self._update_done),
         ):
-            core.take_part(moment, "recording", self._aside(notice))
+            aside = self._aside(notice)
+            self._notices[moment] = aside
+            core.take_part(moment, "recording", aside)
         core.take_part("optimizer_created", "recording", self._optimizer_created)
 
     @property
@@ -297,6 +300,8 @@ class Recording:
         self._running.clear()
         if self._pace is not None and self._pace.update_done():
             self._awake = False
+            for moment, notice in self._notices.items():
+                self.core.stop_telling(moment, notice)
             self.tape.pause()
 
     def _may_wake(self, one: Pass, root: nn.Module | None, *given: Any) -> None:
@@ -311,6 +316,9 @@ class Recording:
         if self._pace is not None and self._pace.due() and all(each.grad_fn is None for each in tensors(given)):
             self._pace.wake()
             self._awake = True
+            for moment, notice in self._notices.items():
+                self.core.tell_again(moment, notice)
+            self._notices["pass_begun"](one, root, *given)  # who is told of this one was settled before
 
     @torch.no_grad()
     def _take_state(self) -> None:
