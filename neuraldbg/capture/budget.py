@@ -86,7 +86,7 @@ class SamplingBudget:
         self._since_watch, self._watch_wait = 0, 1
         self._fulls = 0  # full steps after the first ones
         self._asked = self.thorough = False  # the next step, and this one: in full, and nothing left out
-        self._turns, self._loss_is_bad = 0, False
+        self._turns, self.loss_is_bad = 0, False
         self._start_sampled = 0
         self.read_bytes = 0  # of tensors, in the last full step that left none out
         self.beside = Beside()
@@ -131,7 +131,9 @@ class SamplingBudget:
         bare_ns = wall_ns - own_ns
         self._bare.add(bare_ns)
         self.beside.one_more_quiet(wall_ns - self._aside_ns)
-        self._quiet.add(own_ns - self._watch_ns - self._aside_ns)
+        quiet = self._quiet
+        if quiet.value is not None:
+            quiet.value += _SMOOTH * (own_ns - self._watch_ns - self._aside_ns - quiet.value)
         self._watch_ns = self._aside_ns = 0
         self._since_full += 1
         self._trained_ns += min(bare_ns, LONGEST_STEP * (self._bare.value or 0.0))
@@ -171,10 +173,10 @@ class SamplingBudget:
         """Where a loss stops being a number, the step after it is watched in full: who comes to see what broke would
         else find the layers as they were before it did."""
         bad = loss is not None and not math.isfinite(loss)
-        if bad and not self._loss_is_bad and self._turns < MOST_TURNS:
+        if bad and not self.loss_is_bad and self._turns < MOST_TURNS:
             self._turns += 1
             self._asked = True
-        self._loss_is_bad = bad
+        self.loss_is_bad = bad
 
     @property
     def starting(self) -> bool:

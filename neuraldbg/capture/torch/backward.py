@@ -117,8 +117,9 @@ class BackwardWatch:
         if self.since_update == 0 and core.looking:
             self._look_for_old_gradients()
         source = core.recorder.source(3)
-        loss = _loss_of(tensors)
-        core.recorder.call(Call.BACKWARD, self.loss_site, source=source)
+        loss = tensors if isinstance(tensors, Tensor) else _loss_of(tensors)
+        site = self.loss_site if self._loss_site is None else self._loss_site
+        core.recorder.call(Call.BACKWARD, site, source=source)
         heard = core.heard
         if loss is not None:
             self._record_loss(loss, source)
@@ -140,7 +141,7 @@ class BackwardWatch:
         self.ended_ns = end
         core.backwards += 1
         self.since_update += 1
-        loss = _loss_of(tensors)
+        loss = tensors if isinstance(tensors, Tensor) else _loss_of(tensors)
         if began is not None and core.budget.full and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
         unusual = self.closely or self.since_update > self.most + OVERDUE
@@ -247,9 +248,7 @@ def _is_late(step: int) -> bool:
 
 
 def _loss_of(tensors: Any) -> Tensor | None:
-    """The tensor a backward starts from; of several the first."""
-    if isinstance(tensors, Tensor):
-        return tensors
+    """Of several tensors that a backward starts from, the first."""
     if isinstance(tensors, Sequence) and tensors and isinstance(tensors[0], Tensor):
         return tensors[0]
     return None

@@ -27,27 +27,21 @@ class ByHand:
         self.core = core
         self.updates = updates
         self.seen = False
-        self._before: list[tuple[weakref.ref[Tensor], Tensor, int]] = []  # leaf, its bits, its version
+        self.before: list[
+            tuple[weakref.ref[Tensor], Tensor, int]
+        ] = []  # leaf, its bits, its version; until an optimizer steps
         self._all_owned: Any = None  # how many parameters there were when all of them belonged to optimizers
         core.take_part("backward_done", "updates by hand", self._remember, rarely=True)
-
-    @property
-    def waits(self) -> bool:
-        return bool(self._before)
-
-    def forget(self) -> None:
-        """An optimizer has stepped."""
-        self._before.clear()
 
     def _remember(self, loss: Tensor | None) -> None:
         """Of parameters that no optimizer owns: one that has an owner is expected to be moved by it."""
         core, updates = self.core, self.updates
-        if core.local.in_step is not None or self._before:
+        if core.local.in_step is not None or self.before:
             return
         for leaf in self._candidates(loss):
             if leaf.layout == torch.strided:
-                self._before.append((weakref.ref(leaf), _head(leaf).clone(), leaf._version))
-        if not self._before:
+                self.before.append((weakref.ref(leaf), _head(leaf).clone(), leaf._version))
+        if not self.before:
             return
         updates.attend()
         if not (len(updates.optimizers) or len(updates.unnamed)):
@@ -77,15 +71,15 @@ class ByHand:
         """Have they changed their values? (`p.data.add_` does not move version counters, so values are compared; NaN
         stays NaN, and there the version tells.)"""
         local = self.core.local
-        if not self._before or local.in_step is not None or local.in_backward:
+        if not self.before or local.in_step is not None or local.in_backward:
             return
         self.core.clock.looked(now_ns())
-        for ref, before, version in self._before:
+        for ref, before, version in self.before:
             leaf = ref()
             if leaf is None or not leaf.numel():
                 continue
             if leaf._version != version or not torch.equal(_head(leaf), before):
-                self._before.clear()
+                self.before.clear()
                 self.seen = self.updates.backward.closely = True
                 self.core.recorder.call(Call.STEP_MANUAL)
                 if local.kept is not None:

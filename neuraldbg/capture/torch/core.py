@@ -75,6 +75,7 @@ class Local(threading.local):
         self.pass_depth = 0
         self.in_backward = 0
         self.in_step: Any = None  # the optimizer whose step() is running
+        self.known: Any = None  # Known, of that optimizer
         self.kept: Any = None  # parameters copied before the step
         self.step_start = 0
         self.own_before = 0

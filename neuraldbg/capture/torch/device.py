@@ -31,7 +31,7 @@ item = torch._C.TensorBase.item  # not the method, whose calls by the user are c
 
 Head = tuple[int, int, int, int, int, int]  # step, site, pass, kind, phase, slot: of a row that is written as it came
 Taker = Head | Callable[[Any], None]
-Wanted = tuple[Tensor, Taker]
+Wanted = tuple[Tensor, Taker | None]
 Together = Callable[[NDArray[np.float64]], None]
 _Waiting = list[tuple[int, bool, Any]]  # row, whether it is a scalar, who takes it
 
@@ -127,7 +127,7 @@ class DeviceQueue:
         self, wanted: Sequence[Wanted], less: Sequence[Tensor] = (), *, together: Together | None = None
     ) -> bool:
         """Several tensors of one device in one launch, or each less its counterpart in `less`. False = not done: they
-        are measured one by one then. `together` gets the rows of all of them."""
+        are measured one by one then. `together` gets the rows of all of them; who is None gets no row of its own."""
         tensors = [tensor for tensor, _ in wanted]
         if not tensors or not all(tensor.is_cuda and readable(tensor) for tensor in (*tensors, *less)):
             return False
@@ -139,7 +139,9 @@ class DeviceQueue:
             return False
         if self._launched(buffer, lambda: fused.measure_all(tensors, buffer.used, less=less)) is _FAILED:
             return False
-        buffer.waiting += [(row, False, taker) for row, (_, taker) in enumerate(wanted, buffer.used)]
+        buffer.waiting += [
+            (row, False, taker) for row, (_, taker) in enumerate(wanted, buffer.used) if taker is not None
+        ]
         if together is not None:
             buffer.waiting.append((buffer.used, False, _Group(len(tensors), together)))
         buffer.used += len(tensors)

@@ -26,9 +26,10 @@ _LOOKS_AT_HOOKS = (nn.TransformerEncoderLayer,)  # leaves its fused path when it
 
 
 class ModuleHooks:
-    def __init__(self, before: Callable[..., None], after: Callable[..., None]) -> None:
+    def __init__(self, before: Callable[..., None], after: Callable[..., None], over: Callable[..., None]) -> None:
         self._before = before
         self._after = after
+        self._over = over  # at the end of a pass for which they stepped aside
         self._ids = (-1, -1)
         self.displaced = False  # out of torch's tables, or others in their place
         self._carrier: weakref.ref[nn.Module] | None = None
@@ -49,7 +50,7 @@ class ModuleHooks:
         there."""
         if self._carrier is not None:
             self._unhang()
-        if self.displaced or not alone() or isinstance(module, _LOOKS_AT_HOOKS) or compiled():
+        if self.displaced or len(_PRE) != 1 or len(_POST) != 1 or isinstance(module, _LOOKS_AT_HOOKS) or compiled():
             return False
         first, number = self._ids
         if first not in _PRE or number not in _POST:
@@ -99,10 +100,8 @@ class ModuleHooks:
             self._return()  # torch is walking through the module's hooks: ours is taken off later
             self._after(module, args, output)
         else:
-            if self.displaced:
-                self._return()
-                self._unhang()
-            self._after(module, args, kwargs, output)
+            self.come_back()
+            self._over(module, args, kwargs, output)
 
 
 class _Waiter:

@@ -55,7 +55,7 @@ class PassWatch:
         self.current: deque[Pass] = deque()  # passes since the last update, with their records
         self.light: deque[Pass] = deque()  # the others
         shield = core.guard.shield
-        self.hooks = ModuleHooks(self.pre_hook, self.post_hook)
+        self.hooks = ModuleHooks(self.pre_hook, self.post_hook, self._unseen_ended)
         self.quick = QuickLayers(core, self)
         self.layers = LayerWatch(core, self._hook, self.quick)
         self.quick_begins = shield("layers by C")(self.quick.begin)
@@ -128,6 +128,17 @@ class PassWatch:
             if own_pass is not self.ignored:
                 self.end(own_pass, (args, *rest))
 
+    def _unseen_ended(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """The same for a pass whose layers nobody looked at."""
+        core, local = self.core, self.core.local
+        own, stack = local.own_pass, local.stack
+        if core.on and own is not None and own.unseen and len(stack) == local.pass_depth + 1 and stack[-1][0] is module:
+            stack.pop()
+            local.own_pass = None
+            self.end(own, (args, kwargs, output))
+        else:
+            self.post_hook(module, args, kwargs, output)
+
     def _who_looks(self, own: Pass, module: nn.Module) -> None:
         """Into the pass that begins: C where it can, nobody where nobody asks about layers (another thread's pass would
         begin unseen meanwhile), else our own hooks."""
@@ -166,8 +177,9 @@ class PassWatch:
         kwargs = frame.f_locals.get("kwargs") or {}
         root = layer.model.ref()
         training = bool(getattr(root, "training", False))
-        one.entered = given_tensors(args, kwargs)
-        digest = self._inputs(one)
+        alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        one.entered = args if alone else given_tensors(args, kwargs)
+        digest = identity_of(args[0]) if alone and not sampled and core.statistics else self._inputs(one)
         call, site = core.recorder.call, layer.model.site
         call(Call.PASS, site, value=float(grad), aux=float(training), source=source, pass_id=one.id, digest=digest)
         if core.recording and grad and root is not None:
@@ -213,8 +225,6 @@ class PassWatch:
         digest = 0
         if not self.core.statistics:
             return digest
-        if len(one.entered) == 1 and not one.sampled:
-            return identity_of(one.entered[0])
         for slot, tensor in enumerate(one.entered[:16]):
             part = identity_of(tensor)
             digest = (digest * 1099511628211 + part) & ((1 << 64) - 1) if part else digest
@@ -270,7 +280,9 @@ class PassWatch:
                 one.trained = True
                 recorder.call(Call.PASS_TRAIN, one.model.site, pass_id=one.id)
 
-        self._hook(tensor, arrived)
+        arrived.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        if frameless.hang is None or type(tensor) is not Tensor or not frameless.hang(tensor, arrived):
+            self._hook(tensor, arrived)
         node: Any = tensor.grad_fn
         if node is not None:
             node.metadata["neuraldbg_pass"] = one.id  # dies with the graph; a grad_fn is never held
@@ -321,7 +333,8 @@ class PassWatch:
         """A graph that the user keeps holds our hooks, and they hold the pass: its record must not live as long."""
         for kept in (self.current, self.light):
             while kept:
-                _forget(kept.popleft())
+                one = kept.popleft()
+                one.record = one.light = one.entry_module = one.arrived = None
         self._recorded_bytes = self._arrived_bytes = 0
 
     def finish(self) -> None:

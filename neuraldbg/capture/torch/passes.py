@@ -148,7 +148,7 @@ class LightRecord:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> None:
         self.rng = torch.get_rng_state() if random else None
         if len(args) == 1 and type(args[0]) is Tensor and not args[0].is_inference():  # mostly
-            self.inputs: tuple[Any, Any] = ((WeakValue(weakref.ref(args[0]), args[0]._version),), {})
+            self.inputs: tuple[Any, Any] = ((WeakValue((weakref.ref(args[0]), args[0]._version)),), {})
         else:
             self.inputs = (_weakly(args), {})
         if kwargs:
@@ -167,17 +167,19 @@ class LightRecord:
         return replace(now, rng=rng, autocast=autocast, grad_enabled=True)
 
 
-class WeakValue:
-    __slots__ = ("ref", "version")
+class WeakValue(tuple[Any, int | None]):
+    """A weak reference and, of a tensor, its version. A tuple is made without a frame."""
 
-    def __init__(self, ref: Any, version: int | None) -> None:
-        self.ref = ref
-        self.version = version  # of a tensor
+    __slots__ = ()
+
+    @property
+    def ref(self) -> Any:
+        return self[0]
 
     @property
     def intact(self) -> bool:
-        value = self.ref()
-        return value is not None and (self.version is None or value._version == self.version)
+        value, version = self[0](), self[1]
+        return value is not None and (version is None or value._version == version)
 
 
 @dataclass(eq=False, slots=True)
@@ -291,7 +293,7 @@ def _keep(tensor: Tensor) -> KeptTensor:
 def _weakly(value: Any) -> Any:
     """Nested arguments with every object that allows it held weakly."""
     if isinstance(value, Tensor):
-        return WeakValue(weakref.ref(value), None if value.is_inference() else value._version)
+        return WeakValue((weakref.ref(value), None if value.is_inference() else value._version))
     kind = type(value)
     if kind is tuple or kind is list:
         return kind([_weakly(item) for item in value])
@@ -300,7 +302,7 @@ def _weakly(value: Any) -> Any:
     if value is None or kind in (int, float, bool, str):
         return value
     try:
-        return WeakValue(weakref.ref(value), None)
+        return WeakValue((weakref.ref(value), None))
     except TypeError:
         return value
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.kernels.host import measured_each, moved_each
 from neuraldbg.capture.torch.core import Core, now_ns
-from neuraldbg.capture.torch.device import Head
+from neuraldbg.capture.torch.device import Head, Wanted
 from neuraldbg.capture.torch.earlier import TURN_BYTES, EarlierValues
 from neuraldbg.capture.torch.stats import Measured, measurable, plain
 from neuraldbg.records import Kind, Phase
@@ -121,10 +121,12 @@ class Sweep:
 
     def _gradients_on_device(self, found: list[tuple[int, Tensor]]) -> bool:
         """The same where all of them are on one device: one launch, and the norm comes from its rows."""
-        if self.keep_norms or self.core.tree.unwanted:
+        if self.core.tree.unwanted:
             return False
-        wanted = [(p.grad, self._head(site, Kind.GRADIENT)) for site, p in found if p.grad is not None]
-        if not all(gradient.is_cuda and _counted(gradient) for gradient, _ in wanted):
+        return self._together([(p.grad, self._head(site, Kind.GRADIENT)) for site, p in found if p.grad is not None])
+
+    def _together(self, wanted: list[Wanted]) -> bool:
+        if self.keep_norms or not all(gradient.is_cuda and _counted(gradient) for gradient, _ in wanted):
             return False
         recorder = self.core.recorder
         step = recorder.step
@@ -143,6 +145,9 @@ class Sweep:
         if self.local is not None:
             parameters = [self.local(parameter) for parameter in parameters]
         found = [p for p in parameters if p.grad is not None and _dense_or_listed(p.grad)]
+        if self._together([(p.grad, None) for p in found if p.grad is not None]):
+            self.core.budget.watch_cost(now_ns() - start)
+            return  # torch's own norms would load their kernels, which nothing else may need, into the host's memory
         groups: dict[Any, list[Tensor]] = {}
         for parameter in found:
             gradient = parameter.grad

@@ -157,7 +157,7 @@ class UpdateWatch:
             self._ended(optimizer)
         stops = core.stops
         if stops is not None and core.recorder.step != before:
-            if len(stops.gate.breakpoints):
+            if stops.gate.active or core.heard is core.moments:
                 stops.tell_lost()
             if stops.gate.active:
                 stops.update_done()
@@ -171,7 +171,7 @@ class UpdateWatch:
         local.kept = None
         if core.tree.only is not None and not self._watched(optimizer):
             return
-        one = self.known(optimizer)
+        one = local.known = self.known(optimizer)
         if one.unknown and one.updates < 3:
             self._introduce(optimizer, one)  # its model has been called meanwhile
         if core.budget.watching and core.statistics:
@@ -195,11 +195,11 @@ class UpdateWatch:
             core.clock.update_ended(end)
         if core.tree.only is not None and not self._watched(optimizer):
             return
-        one = self.known(optimizer)
+        local = core.local
+        one, local.known = local.known or self.known(optimizer), None
         lr = optimizer.param_groups[0].get("lr")
         lr = lr if type(lr) is float else _number(lr)
-        local = core.local
-        duration = end - local.step_start - core.ours_since(local.own_before)
+        duration = end - local.step_start - (core.own_ns - local.own_before if core.trainers < 2 else 0)
         core.recorder.call(Call.STEP, one.site, value=lr, source=core.recorder.source(3), duration_ns=duration)
         if core.budget.full and not any(parameter.is_cuda for parameter in owned(optimizer)):
             core.recorder.span(one.site, Phase.UPDATE, (local.step_start, duration))
@@ -212,7 +212,8 @@ class UpdateWatch:
         one.updates += 1
         self.stepped += 1
         self.backward.closely = self.by_hand.seen
-        self.by_hand.forget()
+        if self.by_hand.before:
+            self.by_hand.before.clear()
         core.own_ns += now_ns() - end
         self.update_done(len(self.optimizers))
 
@@ -272,7 +273,9 @@ class UpdateWatch:
             core.device.send()
         end = now_ns()
         core.own_ns += end - begin
-        core.budget.loss_told(recorder.latest.get("loss"))
+        loss = recorder.latest.get("loss", 0.0)
+        if loss - loss != 0.0 or core.budget.loss_is_bad:
+            core.budget.loss_told(loss)
         core.budget.step_done(wall_ns=end - started, own_ns=core.own_ns)
         core.own_ns = 0
         core.step_begins()
@@ -292,7 +295,7 @@ class UpdateWatch:
 
     def _rest(self) -> None:
         """By new lists: the old ones are being walked through."""
-        if not (self.by_hand.waits or len(self.unnamed) or self.step_started is None):
+        if not (self.by_hand.before or len(self.unnamed) or self.step_started is None):
             self._attends = False
             self.passes.before_pass = [check for check in self.passes.before_pass if check != self._pass_begins]
             checks = self.backward.before_backward

@@ -69,7 +69,7 @@ class Inputs:
 
     def _peak(self, tensor: Tensor, series: str) -> None:
         if tensor.dtype in MEASURED and tensor.numel() <= PEAK_ELEMENTS:
-            row = host.measured(tensor)
+            row = host.quickly_measured(tensor) or host.measured(tensor)
             if row is not None:  # 3 us, where numpy takes 50 once its code has left the processor's cache
                 if not row[7] + row[8]:
                     self.core.recorder.scalar(series, max(row[4], -row[3]))

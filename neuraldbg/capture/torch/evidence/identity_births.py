@@ -161,7 +161,11 @@ class Births:
         made.updates += 1
         if made.updates == CLOSELY:
             del made.parameters[1:]
-        made.versions = [_version(ref()) for ref in made.parameters]
+        if made.updates > CLOSELY:
+            first = made.parameters[0]() if made.parameters else None
+            made.versions = [] if first is None else [first._version]
+        else:
+            made.versions = [_version(ref()) for ref in made.parameters]
         if made.updates == 1:
             self._introduce("optimizer_made", known.site, made.stack)
 
