@@ -34,11 +34,6 @@ class Beside:
         self._quiet: deque[int] = deque(maxlen=_MOST)
         self.extra: Extra | None = None  # until there are enough
 
-    def one_more_quiet(self, wall_ns: int) -> None:
-        """A quiet step after others: there is nothing to hold it against."""
-        self._last.append((wall_ns, False))
-        self._quiet.append(wall_ns)
-
     def step(self, wall_ns: int, *, full: bool) -> None:
         self._last.append((wall_ns, full))
         if not full:

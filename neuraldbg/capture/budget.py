@@ -17,7 +17,8 @@ LONGEST_STEP = 4  # times a usual one: longer steps do not count for more
 NOTICED_NS = 10**8  # a training that is held for longer is held for a person
 MOST_TURNS = 8  # of a loss that stops being a number: after each a step is watched in full
 QUIET_EVERY = 16  # steps: under a budget one of so many is quiet, to hold the others against
-SETTLED = 16  # quiet steps for which the wait until the next look at gradient norms stays as it is
+TOGETHER = 8  # quiet steps that are accounted for at once,
+LEISURELY_NS = 10**8  # where steps are shorter than this
 LARGE_EVERY = 4  # full steps: under a budget large tensors are measured in one of so many
 LARGE_SHARE = 8  # a tensor is large that is more than this part of what a full step reads
 LARGE_BYTES = 2**20  # and at least so much
@@ -83,7 +84,9 @@ class SamplingBudget:
         self._trained_ns = 0.0  # since the last full look
         self._wait, self._patience_ns = 1, math.inf  # from the last full look to the next: steps, and at most so long
         self._since_quiet = 0
-        self._since_watch, self._watch_wait = 0, 1
+        self._since_watch = 0
+        self._quiet_left = 0  # steps that need no decision
+        self._unsettled: list[tuple[int, int]] = []  # wall and own time of such steps
         self._fulls = 0  # full steps after the first ones
         self._asked = self.thorough = False  # the next step, and this one: in full, and nothing left out
         self._turns, self.loss_is_bad = 0, False
@@ -97,6 +100,14 @@ class SamplingBudget:
 
     def step_done(self, *, wall_ns: int, own_ns: int) -> None:
         """Account for the step that just ended, and decide how the next one is watched."""
+        if self._quiet_left and not (self._held_ns or self._aside_ns or self._asked or self.always_watch):
+            self._quiet_left -= 1  # nothing is to be decided yet
+            self.steps += 1
+            self.own_ns += own_ns
+            self.wall_ns += wall_ns
+            self._unsettled.append((wall_ns, own_ns))
+            return
+        self._settle()
         starting = self.steps < self._full_until
         self.steps += 1
         self.passes = 0
@@ -104,9 +115,6 @@ class SamplingBudget:
         self.last_was_full = self.full
         self.own_ns += own_ns
         self.wall_ns += wall_ns
-        if self._since_full > 2 and not (self.full or starting or self._asked):
-            self._one_more_quiet(wall_ns, own_ns)
-            return
         self.sampled += self.full
         self._bare.add(max(wall_ns - own_ns, 0))
         if not starting:
@@ -125,27 +133,30 @@ class SamplingBudget:
         self.thorough, self._asked = self._asked and self.share != 0.0, False
         self.full = self.thorough or self._next_is_full()
         self.watching = self.full or self._next_is_watched()
+        if not self.watching and self._since_full > 2:
+            self._quiet_left = self._for_sure_quiet()
 
-    def _one_more_quiet(self, wall_ns: int, own_ns: int) -> None:
-        """The same for one of many quiet steps, in as little time as can be."""
-        bare_ns = wall_ns - own_ns
-        self._bare.add(bare_ns)
-        self.beside.one_more_quiet(wall_ns - self._aside_ns)
-        quiet = self._quiet
-        if quiet.value is not None:
-            quiet.value += _SMOOTH * (own_ns - self._watch_ns - self._aside_ns - quiet.value)
-        self._watch_ns = self._aside_ns = 0
-        self._since_full += 1
-        self._trained_ns += min(bare_ns, LONGEST_STEP * (self._bare.value or 0.0))
-        self._since_watch = 0 if self.watching else self._since_watch + 1
-        self.thorough = False
-        if self.share:
-            if self._since_watch % SETTLED == 0:
-                self._watch_wait = self.watch_period
-            self.full = self._since_full + 1 >= self._wait or self._trained_ns >= self._patience_ns
-            self.watching = self.full or self.always_watch or self._since_watch + 1 >= self._watch_wait
-        else:
-            self.watching = self.always_watch
+    def _for_sure_quiet(self) -> int:
+        """Of the steps to come: they are accounted for together."""
+        if (self._bare.value or 0.0) > LEISURELY_NS:
+            return 0
+        if not self.share:
+            return TOGETHER
+        until_full, until_watched = self._wait - self._since_full, self.watch_period - self._since_watch
+        return max(0, min(TOGETHER, until_full - 2, until_watched - 2))
+
+    def _settle(self) -> None:
+        """The books of the quiet steps that were only counted."""
+        self._quiet_left = 0
+        for wall_ns, own_ns in self._unsettled:
+            bare_ns = max(wall_ns - own_ns, 0)
+            self._bare.add(bare_ns)
+            self._quiet.add(own_ns)
+            self.beside.step(wall_ns, full=False)
+            self._trained_ns += min(bare_ns, LONGEST_STEP * (self._bare.value or 0.0))
+        self._since_full += len(self._unsettled)
+        self._since_watch += len(self._unsettled)
+        self._unsettled.clear()
 
     def pass_in_full(self, own_ns: int, now_ns: int) -> bool:
         """A full step may hold a long evaluation: its first passes are looked at, later ones while the share allows."""
@@ -165,6 +176,7 @@ class SamplingBudget:
     def newcomer(self) -> None:
         """An optimizer steps for the first time: a second training, a second network. Its first steps are watched as
         well."""
+        self._settle()
         self._newcomers += 1
         if self._newcomers <= NEWCOMERS:
             self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)

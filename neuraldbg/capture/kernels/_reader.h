@@ -32,6 +32,29 @@ static PyObject *reader_hashed(PyObject *self, PyObject *const *args, Py_ssize_t
     return PyLong_FromUnsignedLongLong(hash_of_bytes(set_of(0), one.at, bytes));
 }
 
+PyDoc_STRVAR(finite_doc, "finite(refs) -> whether the gradients of all these weakly held tensors are; None where one is gone,\n"
+                         "has none, or is not a plain tensor in order");
+
+static PyObject *reader_finite(PyObject *self, PyObject *refs)
+{
+    if (!PyList_Check(refs))
+        return PyErr_Format(PyExc_TypeError, "finite takes a list");
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(refs); i++) {
+        PyObject *ref = PyList_GET_ITEM(refs, i), *tensor = PyWeakref_Check(ref) ? PyWeakref_GetObject(ref) : Py_None;
+        PyObject *gradient = tensor == Py_None ? Py_NewRef(Py_None) : PyObject_GetAttr(tensor, S_grad);
+        job one = {0};
+        int plain = gradient ? read_plain(&((reader *)self)->known_as, gradient, &one) : -1;
+        if (plain == 1)
+            measure_plain(&one);
+        Py_XDECREF(gradient);
+        if (plain != 1)
+            return plain < 0 ? NULL : Py_NewRef(Py_None);
+        if (one.now.of.nans || one.now.of.infs)
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     PyObject *tensor, *other, *strided, *wrapped, *dtypes;
@@ -82,6 +105,7 @@ static PyObject *instances_of(PyObject *module, PyObject *const *args, Py_ssize_
 
 static PyMethodDef reader_methods[] = {
     {"measured", reader_measured, METH_O, measured_doc},
+    {"finite", reader_finite, METH_O, finite_doc},
     {"hashed", (PyCFunction)(void (*)(void))reader_hashed, METH_FASTCALL, hashed_doc},
     {NULL, NULL, 0, NULL},
 };

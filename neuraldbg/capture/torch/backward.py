@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -22,6 +23,8 @@ _PLAIN = (torch.float32, torch.float64)
 LOSS_LINES = 16  # lines of the script that call backward and get a series of their own
 _LARGE = 2**26  # elements on a device above which the inputs of a loss are measured now and then only
 _NOW_AND_THEN = 16
+SPIKE = 3.0  # times the usual loss
+_SMOOTH = 0.3
 OVERDUE = 2  # backwards more than there were before any update: one is late
 _PROBED = 8  # parameters whose old gradient is looked at when a backward begins
 
@@ -33,6 +36,8 @@ class BackwardWatch:
         self.since_update = 0
         self.ended_ns = 0  # when the last one did
         self.before_backward: list[Callable[[], None]] = []
+        self._usual = 0.0  # loss
+        self.stands_out = False  # it is no number, or far above the others: everybody is told
         self.closely = True  # everybody is told when one is done
         self.most = 0  # of them before an update, so far
         self._unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
@@ -125,9 +130,12 @@ class BackwardWatch:
             self._record_loss(loss, source)
             if core.looking or (core.statistics and source not in self._known):
                 self._record_anatomy(loss, source)
-            value = core.recorder.latest.get("loss", 1.0)
-            if value == 0.0 or value - value != 0.0:
-                heard = core.moments  # a loss of exactly nothing, or of no number, is everybody's
+            value = abs(core.recorder.latest.get("loss", 1.0))
+            self.stands_out = not value <= SPIKE * self._usual
+            if self.stands_out or value == 0.0:
+                heard = core.moments
+            if heard is core.moments and value < math.inf:
+                self._usual += _SMOOTH * (value - self._usual)
         core.tell(heard.backward_begun, loss, source)
         end = now_ns()
         core.own_ns += end - start

@@ -180,6 +180,11 @@ class Core:
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
         budget, step, before = self.budget, self.recorder.step, self.looking
+        if not (budget.full or budget.last_was_full or before):
+            self.heard = self.steady if step % RARELY else self.moments  # one quiet step after another
+            if self._early and step >= RECORDED_STEPS:
+                self._let_early_ones_rest()
+            return
         if budget.last_was_full and self.largest == sys.maxsize:
             budget.read_bytes = self.read_bytes
         self.read_bytes = 0
@@ -188,8 +193,6 @@ class Core:
             self.largest = sys.maxsize if budget.large_bytes is None else budget.large_bytes
         if self.looking:
             self._looked_at = step
-        if self._early and step >= RECORDED_STEPS:
-            self._let_early_ones_rest()
         self.heard = self.moments if self.looking or before or step % RARELY == 0 else self.steady
 
     def _evidence_is_due(self, step: int) -> bool:

@@ -170,8 +170,9 @@ class PassWatch:
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
         sampled = core.budget.full and core.budget.pass_in_full(core.own_ns, start)
-        looked = sampled and core.looking
-        one = Pass(self.count, layer.model, layer, core.recorder.step, grad, start, source, sampled, looked)
+        one = Pass(self.count, layer, core.recorder.step, grad, start, source)
+        if sampled:
+            one.sampled, one.looked = True, core.looking
         self.count += 1
         layer.model.passes += 1
         kwargs = frame.f_locals.get("kwargs") or {}

@@ -182,31 +182,33 @@ class WeakValue(tuple[Any, int | None]):
         return value is not None and (version is None or value._version == version)
 
 
-@dataclass(eq=False, slots=True)
 class Pass:
-    """A root forward under way or awaiting its backward."""
+    """A root forward under way or awaiting its backward. One is made at every step: what is mostly so stands in the
+    class."""
 
-    id: int
-    model: Model
-    entry: Layer
-    step: int
-    grad: bool
-    start_ns: int
-    source: int
-    sampled: bool
-    looked: bool = False  # evidence is gathered of it as well
-    followed: bool = True  # its layers could be stopped at from the first on
-    unseen: bool = False  # nobody looks into it: our hooks are away until it ends
-    own_before: int = 0  # our own time when it began
-    updates_seen: int = 0
-    trained: bool = False
+    sampled = False
+    looked = False  # evidence is gathered of it as well
+    followed = True  # its layers could be stopped at from the first on
+    unseen = False  # nobody looks into it: our hooks are away until it ends
+    own_before = 0  # our own time when it began
+    updates_seen = 0
+    trained = False
     record: PassRecord | None = None
-    record_bytes: int = 0
-    output_digest: int = 0  # of a recorded pass: what running it again must give
+    record_bytes = 0
+    output_digest = 0  # of a recorded pass: what running it again must give
     entry_module: Any = None
     light: LightRecord | None = None
     arrived: dict[int, Tensor] | None = None  # gradients of its outputs, until the update
     entered: tuple[Tensor, ...] = ()  # tensors among its arguments, only while `pass_begun` is told
+
+    def __init__(self, number: int, entry: Layer, step: int, grad: bool, start_ns: int, source: int) -> None:
+        self.id = number
+        self.entry = entry
+        self.model: Model = entry.model
+        self.step = step
+        self.grad = grad
+        self.start_ns = start_ns
+        self.source = source
 
     @property
     def compiled(self) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import statistics
 import weakref
-from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.kernels import host
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.passes import Pass, WeakValue, leaves, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 
@@ -24,7 +23,7 @@ MOST_ELEMENTS = 2**18
 MEASURED = frozenset((torch.float16, torch.float32, torch.float64))
 PEAK_ELEMENTS = 2**16  # of an input that is looked through on every step; of larger ones so many, evenly spread
 SERIES = 4  # models
-SPIKE = 3.0  # times the usual loss: the whole input is looked through
+CLOSELY = 512  # updates: the inputs of each; later of some, and of every one whose loss stands out
 CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FIRST = (nn.Linear, *CONV, nn.RNNBase, nn.RNNCellBase, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
 
@@ -38,19 +37,27 @@ class Inputs:
         self._looks: dict[int, int] = {}
         self._series: dict[int, str] = {}
         self._large: list[tuple[weakref.ref[Tensor], str]] = []  # inputs of this step of which only a part was read
-        self._follows = False
-        self._losses: deque[float] = deque(maxlen=32)
+        self._read_at = -1  # the step whose inputs were looked at last
+        self._passes, self._backward = capture.passes, capture.backward
         if self.core.budget.share != 0.0:
             self.core.take_part("layer_run", "inputs", self._layer_run)
             self.core.take_part("pass_begun", "inputs", self._pass_begun)
+            self.core.take_part("backward_begun", "inputs", self._backward_begun, rarely=True)  # and of odd losses
 
     # -- the largest of a batch ----------------------------------------------------------------------------------------
 
     def _pass_begun(self, one: Pass, *_: Any) -> None:
-        if not one.grad:
-            return
-        for tensor in one.entered:
-            if tensor.is_floating_point() and tensor.dim() > 1:
+        if one.grad:
+            if one.step >= CLOSELY:
+                self.core.rest("pass_begun", self._pass_begun)
+            if one.step != self._read_at:
+                self._read_at = one.step
+                self._large.clear()
+            self._look(one, one.entered)
+
+    def _look(self, one: Pass, entered: Iterable[Any]) -> None:
+        for tensor in entered:
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim() > 1:
                 break
         else:
             return
@@ -69,7 +76,7 @@ class Inputs:
 
     def _peak(self, tensor: Tensor, series: str) -> None:
         if tensor.dtype in MEASURED and tensor.numel() <= PEAK_ELEMENTS:
-            row = host.quickly_measured(tensor) or host.measured(tensor)
+            row = host.measured(tensor)
             if row is not None:  # 3 us, where numpy takes 50 once its code has left the processor's cache
                 if not row[7] + row[8]:
                     self.core.recorder.scalar(series, max(row[4], -row[3]))
@@ -78,17 +85,25 @@ class Inputs:
         if array is None or array.dtype.kind != "f":
             return
         if array.size > PEAK_ELEMENTS:
-            self._read_in_part(tensor, series)
+            self._large.append((weakref.ref(tensor), series))
             array = array.reshape(-1)[:: array.size // PEAK_ELEMENTS] if tensor.is_contiguous() else array[:1]
         self._write_peak(array, series)
 
-    def _read_in_part(self, tensor: Tensor, series: str) -> None:
-        """Its largest value may have been missed: from the first such batch on the losses are followed."""
-        if not self._follows:
-            self._follows = True
-            self.core.take_part("backward_begun", "inputs", self._backward_begun)
-            self.core.take_part("update_done", "inputs", self._update_done)
-        self._large.append((weakref.ref(tensor), series))
+    def _backward_begun(self, *_: Any) -> None:
+        """Where the loss stands out, what went in is looked through, and all of it: a peak may have been missed."""
+        if not self._backward.stands_out:
+            return
+        if self._read_at != self.core.recorder.step:
+            self._read_at = self.core.recorder.step
+            self._large.clear()
+            for one in list(self._passes.light)[-4:]:
+                if one.light is not None:
+                    self._look(one, [leaf.ref() for leaf in leaves(one.light.inputs, WeakValue)])
+        for ref, series in self._large[-4:]:
+            tensor = ref()
+            array = None if tensor is None else as_array(tensor)
+            if array is not None:
+                self._write_peak(array, series)
 
     def _write_peak(self, array: Array, series: str) -> None:
         peak = max(float(array.max()), -float(array.min()))
@@ -100,22 +115,6 @@ class Inputs:
         recorder, step = self.core.recorder, self.core.recorder.step
         peak = tensor.detach().abs().amax()
         self.core.device.scalar(peak, lambda value: recorder.scalar(series, value, step=step))
-
-    def _backward_begun(self, *_: Any) -> None:
-        loss = self.core.recorder.latest.get("loss")
-        if loss is None:
-            return
-        if self._large and len(self._losses) >= 8 and not loss <= SPIKE * statistics.median(self._losses):
-            for ref, series in self._large[-4:]:
-                tensor = ref()
-                array = None if tensor is None else as_array(tensor)
-                if array is not None:
-                    self._write_peak(array, series)
-        if math.isfinite(loss):
-            self._losses.append(loss)
-
-    def _update_done(self, *_: Any) -> None:
-        self._large.clear()
 
     # -- first layers --------------------------------------------------------------------------------------------------
 
