@@ -187,7 +187,7 @@ def test_an_exception_of_the_user_passes_through_untouched(tmp_path: Path) -> No
         for _ in range(2):
             with pytest.raises(ValueError, match="mine"):
                 model(torch.ones(2, 4))
-            assert capture.core.local.stack == []
+            assert capture.core.here.local.stack == []
         model.fails = False
         model(torch.ones(2, 4))
     assert calls(tmp_path).count(Call.PASS) == 3, "every call was a pass of its own"

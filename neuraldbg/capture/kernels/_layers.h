@@ -43,7 +43,7 @@ typedef struct {
 } call;
 
 typedef struct {
-    PyObject *tensor, *other_tensor, *strided, *wrapped;
+    PyObject *tensor, *other_tensor, *strided;
     PyObject *dtypes[DTYPES];
 } kinds; /* what torch calls them */
 
@@ -75,7 +75,7 @@ typedef struct {
 } hook;
 
 static PyTypeObject *hook_type = NULL;
-static PyObject *S_is_cpu, *S_layout, *S_nested, *S_dtype, *S_numel, *S_contiguous, *S_neg, *S_data_ptr, *S_requires,
+static PyObject *S_is_cpu, *S_layout, *S_dtype, *S_numel, *S_contiguous, *S_neg, *S_data_ptr, *S_requires,
     *S_leaf, *S_hooks, *S_grad_fn, *S_register, *S_grad;
 
 static int64_t clock_of(clockid_t which)
@@ -179,19 +179,12 @@ static int code_of(const kinds *of, PyObject *tensor)
             return is_so;                                                                                              \
     } while (0)
 
-/* Where the elements of a tensor lie, when they fill a piece of host memory in order: 1. Another kind of tensor: 0. */
-static int read_plain(const kinds *of, PyObject *tensor, job *one)
+static int ask_plain(const kinds *of, PyObject *tensor, job *one)
 {
     int64_t at = 0;
-    if ((PyObject *)Py_TYPE(tensor) != of->tensor && (PyObject *)Py_TYPE(tensor) != of->other_tensor)
-        return 0;
     MUST(attribute_is(tensor, S_is_cpu, Py_True));
     MUST(attribute_is(tensor, S_layout, of->strided));
-    MUST(attribute_is(tensor, S_nested, Py_False));
     MUST(method_is(tensor, S_neg, Py_False));
-    PyObject *wrapped = PyObject_CallOneArg(of->wrapped, tensor);
-    Py_XDECREF(wrapped);
-    MUST(wrapped ? wrapped == Py_False : -1);
     MUST(method_is(tensor, S_contiguous, Py_True));
     one->dtype = code_of(of, tensor);
     if (one->dtype < 0)
@@ -201,6 +194,19 @@ static int read_plain(const kinds *of, PyObject *tensor, job *one)
         MUST(number_of(tensor, S_data_ptr, &at));
     one->at = (const char *)(intptr_t)at;
     return one->at || !one->count;
+}
+
+/* Where the elements of a tensor lie, when they fill a piece of host memory in order: 1. Another kind of tensor: 0. One
+   without memory of its own (inside vmap or grad of torch.func) refuses to say where it lies. */
+static int read_plain(const kinds *of, PyObject *tensor, job *one)
+{
+    if ((PyObject *)Py_TYPE(tensor) != of->tensor && (PyObject *)Py_TYPE(tensor) != of->other_tensor)
+        return 0;
+    int plain = ask_plain(of, tensor, one);
+    if (plain >= 0 || !PyErr_ExceptionMatches(PyExc_RuntimeError))
+        return plain;
+    PyErr_Clear();
+    return 0;
 }
 
 static void measure_plain(job *one)

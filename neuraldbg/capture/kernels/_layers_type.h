@@ -73,17 +73,15 @@ static void forget_kinds(kinds *of)
     Py_CLEAR(of->tensor);
     Py_CLEAR(of->other_tensor);
     Py_CLEAR(of->strided);
-    Py_CLEAR(of->wrapped);
     for (int i = 0; i < DTYPES; i++)
         Py_CLEAR(of->dtypes[i]);
 }
 
-static void learn_kinds(kinds *of, PyObject *tensor, PyObject *other, PyObject *strided, PyObject *wrapped, PyObject *dtypes)
+static void learn_kinds(kinds *of, PyObject *tensor, PyObject *other, PyObject *strided, PyObject *dtypes)
 {
     of->tensor = Py_NewRef(tensor);
     of->other_tensor = Py_NewRef(other);
     of->strided = Py_NewRef(strided);
-    of->wrapped = Py_NewRef(wrapped);
     for (Py_ssize_t i = 0; i < DTYPES && i < PyList_GET_SIZE(dtypes); i++)
         of->dtypes[i] = Py_NewRef(PyList_GET_ITEM(dtypes, i));
 }
@@ -107,16 +105,16 @@ static void watch_dealloc(PyObject *self)
 static int watch_init(PyObject *self, PyObject *args, PyObject *names)
 {
     watch *of = (watch *)self;
-    PyObject *next, *tensor, *other, *strided, *modes, *wrapped, *dtypes;
+    PyObject *next, *tensor, *other, *strided, *modes, *dtypes;
     if (of->stats) {
         PyErr_SetString(PyExc_RuntimeError, "made already");
         return -1;
     }
-    if (!PyArg_ParseTuple(args, "OOOOOOO!", &next, &tensor, &other, &strided, &modes, &wrapped, &PyList_Type, &dtypes))
+    if (!PyArg_ParseTuple(args, "OOOOOO!", &next, &tensor, &other, &strided, &modes, &PyList_Type, &dtypes))
         return -1;
     of->next_seq = Py_NewRef(next);
     of->modes = Py_NewRef(modes);
-    learn_kinds(&of->known_as, tensor, other, strided, wrapped, dtypes);
+    learn_kinds(&of->known_as, tensor, other, strided, dtypes);
     of->stats = PyMem_Calloc(ROWS, sizeof(stats_row));
     of->spans = PyMem_Calloc(ROWS, sizeof(span_row));
     of->layers = PyMem_Calloc(SLOTS, sizeof(layer));
@@ -307,7 +305,7 @@ static int add_layers(PyObject *module)
         PyObject **at;
         const char *name;
     } names[] = {{&S_is_cpu, "is_cpu"},       {&S_layout, "layout"},
-                 {&S_nested, "is_nested"},    {&S_dtype, "dtype"},
+                 {&S_dtype, "dtype"},
                  {&S_numel, "numel"},         {&S_contiguous, "is_contiguous"},
                  {&S_neg, "is_neg"},          {&S_data_ptr, "data_ptr"},
                  {&S_requires, "requires_grad"}, {&S_leaf, "is_leaf"},

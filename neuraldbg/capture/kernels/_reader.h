@@ -57,12 +57,12 @@ static PyObject *reader_finite(PyObject *self, PyObject *refs)
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *tensor, *other, *strided, *wrapped, *dtypes;
-    if (!PyArg_ParseTuple(args, "OOOOO!", &tensor, &other, &strided, &wrapped, &PyList_Type, &dtypes))
+    PyObject *tensor, *other, *strided, *dtypes;
+    if (!PyArg_ParseTuple(args, "OOOO!", &tensor, &other, &strided, &PyList_Type, &dtypes))
         return NULL;
     reader *of = (reader *)type->tp_alloc(type, 0);
     if (of)
-        learn_kinds(&of->known_as, tensor, other, strided, wrapped, dtypes);
+        learn_kinds(&of->known_as, tensor, other, strided, dtypes);
     return (PyObject *)of;
 }
 

@@ -23,7 +23,7 @@ CODES: Final[dict[torch.dtype, int]] = {
 _PLAIN: Final = frozenset((Tensor, nn.Parameter))  # others may hold their values elsewhere
 _wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _KINDS: Final = [getattr(torch, element.name, None) for element in Element]
-_reader: Final[Any] = frameless.Reader and frameless.Reader(Tensor, nn.Parameter, torch.strided, _wrapped, _KINDS)
+_reader: Final[Any] = frameless.Reader and frameless.Reader(Tensor, nn.Parameter, torch.strided, _KINDS)
 EVERY_SIZE: Final = 2**62
 
 Span = tuple[int, int, int]  # address, element code, count

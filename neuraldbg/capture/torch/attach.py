@@ -186,7 +186,7 @@ class TorchCapture:
         if _foreign_global_hooks():
             return 0.0
         if self._dispatch is None:
-            local, quiet = self.core.local, nn.Identity()
+            local, quiet = self.core.here.local, nn.Identity()
             kept = local.own_pass, local.pass_depth, list(local.stack)
             local.own_pass, local.pass_depth = self.passes.ignored, -1
             try:

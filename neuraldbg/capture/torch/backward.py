@@ -57,7 +57,7 @@ class BackwardWatch:
             if cannot_look() or not core.on or (core.any_backward and core.recomputing()):
                 return original(tensors, *args, **kwargs)  # reentrant checkpointing calls us inside a backward
             began = self._entered(tensors)
-            core.local.in_backward += 1
+            core.here.local.in_backward += 1
             core.any_backward += 1
             try:
                 result = original(tensors, *args, **kwargs)
@@ -75,7 +75,7 @@ class BackwardWatch:
             if cannot_look() or not core.on or core.recomputing():
                 return original(outputs, *args, **kwargs)
             core.recorder.call(Call.AUTOGRAD_GRAD, source=core.recorder.source())
-            core.local.in_backward += 1
+            core.here.local.in_backward += 1
             core.any_backward += 1
             try:
                 return original(outputs, *args, **kwargs)
@@ -98,7 +98,7 @@ class BackwardWatch:
 
     def _over(self) -> None:
         core = self.core
-        core.local.in_backward -= 1
+        core.here.local.in_backward -= 1
         core.any_backward -= 1
         layers = self.passes.layers
         if layers.quick.one is not None or layers.last_backward[0] is not None:

@@ -36,7 +36,7 @@ class ByHand:
     def _remember(self, loss: Tensor | None) -> None:
         """Of parameters that no optimizer owns: one that has an owner is expected to be moved by it."""
         core, updates = self.core, self.updates
-        if core.local.in_step is not None or self.before:
+        if core.here.local.in_step is not None or self.before:
             return
         for leaf in self._candidates(loss):
             if leaf.layout == torch.strided:
@@ -48,7 +48,7 @@ class ByHand:
             trainable = [parameter for _, parameter in core.tree.trainable()]
             if core.budget.watching and core.statistics:
                 updates.sweep.watch_norm(trainable)
-            core.local.kept = updates.sweep.before(trainable) if core.measuring else None
+            core.here.local.kept = updates.sweep.before(trainable) if core.measuring else None
 
     def _candidates(self, loss: Tensor | None) -> Iterable[Tensor]:
         tables = (self.updates.optimizers, self.updates.unnamed)
@@ -70,7 +70,7 @@ class ByHand:
     def look(self) -> None:
         """Have they changed their values? (`p.data.add_` does not move version counters, so values are compared; NaN
         stays NaN, and there the version tells.)"""
-        local = self.core.local
+        local = self.core.here.local
         if not self.before or local.in_step is not None or local.in_backward:
             return
         self.core.clock.looked(now_ns())

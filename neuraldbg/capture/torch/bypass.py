@@ -56,7 +56,7 @@ class Bypass:
         def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if cannot_look() or not core.on:
                 return forward(module, *args, **kwargs)
-            stack = core.local.stack
+            stack = core.here.local.stack
             if stack and stack[-1][0] is module:
                 return forward(module, *args, **kwargs)  # torch's own hooks are already watching this call
             passes.pre_hook(module, args)

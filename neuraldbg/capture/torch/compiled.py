@@ -204,7 +204,7 @@ class CompiledWatch:
 
     def _run(self, region: Region, args: tuple[Any, ...]) -> Any:
         core = self.core
-        local = core.local
+        local = core.here.local
         if core.recomputing():
             return region.bare(*args)
         own = self._begin(region, args) if local.own_pass is None else None
@@ -222,7 +222,7 @@ class CompiledWatch:
 
     def _begin(self, region: Region, args: tuple[Any, ...]) -> Pass | None:
         """A compiled function that calls a model: nobody has seen a pass begin. It is not kept for running again."""
-        root, local = region.root(), self.core.local
+        root, local = region.root(), self.core.here.local
         if root is None:
             return None
         keep, self.core.recording = self.core.recording, False
@@ -249,11 +249,11 @@ class CompiledWatch:
 
     def _verified(self, region: Region, args: tuple[Any, ...]) -> bool:
         start = now_ns()
-        self.core.local.in_backward += 1  # nothing of this is the user's
+        self.core.here.local.in_backward += 1  # nothing of this is the user's
         try:
             return gives_the_same_bits(region.bare, region.tapped, args)
         finally:
-            self.core.local.in_backward -= 1
+            self.core.here.local.in_backward -= 1
             self._set_aside(now_ns() - start)
 
     def _run_tapped(self, region: Region, one: Pass, args: tuple[Any, ...]) -> Any:

@@ -26,6 +26,7 @@ from neuraldbg.capture.torch.passes import (
     LightRecord,
     Pass,
     PassRecord,
+    casting,
     few_items,
     given_tensors,
     output_digest,
@@ -76,7 +77,7 @@ class PassWatch:
         core = self.core
         if not core.on:
             return
-        local = core.local
+        local = core.here.local
         stack = local.stack
         self.calls += 1
         if local.own_pass is None:
@@ -97,7 +98,7 @@ class PassWatch:
         if not core.on:
             return
         end_ns = now_ns()
-        local = core.local
+        local = core.here.local
         stack = local.stack
         while stack:
             top, start_ns, own_before, mark = stack.pop()
@@ -130,7 +131,7 @@ class PassWatch:
 
     def _unseen_ended(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """The same for a pass whose layers nobody looked at."""
-        core, local = self.core, self.core.local
+        core, local = self.core, self.core.here.local
         own, stack = local.own_pass, local.stack
         if core.on and own is not None and own.unseen and len(stack) == local.pass_depth + 1 and stack[-1][0] is module:
             stack.pop()
@@ -165,7 +166,7 @@ class PassWatch:
             return ignored
         for check in self.before_pass:
             check()
-        if not core.local.trains:
+        if not core.here.local.trains:
             core.thread_trains()
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
@@ -200,7 +201,10 @@ class PassWatch:
         if one.sampled and (one.looked or one.step < RECORDED_STEPS) and few_items(inputs):
             self._record(one, module, root, inputs)
         elif one.entered is inputs[0] or few_items(inputs, LIGHT_ITEMS):
-            one.light = LightRecord(*inputs, random=one.model.random is not False)
+            model = one.model
+            if self.core.heard is self.core.moments or model.casting is None:
+                model.casting = casting()  # as it was lately: a script seldom changes it
+            one.light = LightRecord(*inputs, random=model.random is not False, autocast=model.casting)
             one.entry_module = weakref.ref(module)
             if len(self.light) == RECORDED_PASSES:
                 _forget(self.light.popleft())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
+from neuraldbg.capture.torch.core import Core, now_ns, traced_by_dynamo
 from neuraldbg.capture.torch.updates import UpdateWatch, _number
 from neuraldbg.records import Call
 
@@ -42,7 +42,7 @@ class Ledger:
 
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if cannot_look() or not core.on:
+            if traced_by_dynamo() or not core.on:
                 return original(*args, **kwargs)
             if before is not None and self._inside == 0:
                 before(*args, **kwargs)

@@ -24,7 +24,6 @@ MOST_ITEMS = 4096  # in the arguments of a pass that is kept
 LOOKED_AT = 512  # items of an argument or output that are searched for tensors
 UNCHECKED = -1
 CASTING = ("cpu", "cuda")  # devices whose operations may be cast
-_casts = torch._C._is_any_autocast_enabled
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
 
 
@@ -145,7 +144,9 @@ class LightRecord:
 
     __slots__ = ("autocast", "inputs", "rng")
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool, autocast: tuple[Autocast, ...]
+    ) -> None:
         self.rng = torch.get_rng_state() if random else None
         if len(args) == 1 and type(args[0]) is Tensor and not args[0].is_inference():  # mostly
             self.inputs: tuple[Any, Any] = ((WeakValue((weakref.ref(args[0]), args[0]._version)),), {})
@@ -153,7 +154,7 @@ class LightRecord:
             self.inputs = (_weakly(args), {})
         if kwargs:
             self.inputs = (self.inputs[0], _weakly(kwargs))
-        self.autocast = tuple(_autocast(kind) for kind in CASTING) if _casts() else None
+        self.autocast = autocast
 
     def firm(self, root: nn.Module) -> PassRecord | None:
         """A record that can be run again, with flags and buffers as they are now; None when an input is gone or has
@@ -162,9 +163,8 @@ class LightRecord:
             return None
         args, kwargs = map_leaves(self.inputs, WeakValue, lambda leaf: leaf.ref())
         now = PassRecord.take(root, args, kwargs, backwards=0)
-        autocast = self.autocast or tuple(replace(one, enabled=False) for one in now.autocast)
         rng = now.rng if self.rng is None else replace(now.rng, torch_cpu=self.rng)
-        return replace(now, rng=rng, autocast=autocast, grad_enabled=True)
+        return replace(now, rng=rng, autocast=self.autocast, grad_enabled=True)
 
 
 class WeakValue(tuple[Any, int | None]):

@@ -39,9 +39,8 @@ class QuickLayers:
         if made is not None:
             dtypes = [getattr(torch, element.name, None) for element in Element]
             modes = torch._C._len_torch_function_stack
-            wrapped = torch._C._functorch.is_functorch_wrapped_tensor
             numbers = core.recorder.next_seq
-            self.c = made(numbers, Tensor, nn.Parameter, torch.strided, modes, wrapped, dtypes)
+            self.c = made(numbers, Tensor, nn.Parameter, torch.strided, modes, dtypes)
             self._rows = self.c
             self.before, self.after = self.c.before, self.c.after
             missed = core.guard.shield("layers", lambda module, *_: type(module).__name__)(self._missed)

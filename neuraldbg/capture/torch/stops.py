@@ -236,7 +236,7 @@ class Stops:
             self.core.own_ns += held
             self.core.held_ns += held
             if self.core.trainers > 1:
-                self.core.local.shift(held)
+                self.core.here.local.shift(held)
             self.core.budget.held(held)
             if stop.frame is not None:
                 let_go(stop.frame)

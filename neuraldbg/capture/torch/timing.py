@@ -128,7 +128,7 @@ class Timing(Clock):
         """The layer whose code called this one; None where that is the model itself, or nobody."""
         if depth == 0:
             return None
-        around = self.core.tree.find(self.core.local.stack[-1][0])
+        around = self.core.tree.find(self.core.here.local.stack[-1][0])
         return around if around is not None and around.path and not around.wrapper else None
 
     def _layer(self, layer: Layer, module: nn.Module, one: Pass, call: tuple[Any, Any, int]) -> None:

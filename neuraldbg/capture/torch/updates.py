@@ -16,7 +16,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.by_hand import ByHand
-from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
+from neuraldbg.capture.torch.core import Core, cannot_look, now_ns, traced_by_dynamo
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.capture.torch.tree import REBUILT_APART
@@ -135,9 +135,9 @@ class UpdateWatch:
 
     def pre_hook(self, optimizer: Optimizer, *_: Any) -> None:
         core = self.core
-        local = core.local
-        if cannot_look() or not core.on:
+        if traced_by_dynamo() or not core.on:
             return
+        local = core.here.local
         if local.in_step is not None and _is_running(local.in_step):
             return  # an optimizer that steps another one inside its own step
         local.in_step = optimizer
@@ -149,9 +149,12 @@ class UpdateWatch:
 
     def post_hook(self, optimizer: Optimizer, *_: Any) -> None:
         core = self.core
-        if cannot_look() or not core.on or core.local.in_step is not optimizer:
+        if traced_by_dynamo() or not core.on:
             return
-        core.local.in_step = None
+        local = core.here.local
+        if local.in_step is not optimizer:
+            return
+        local.in_step = None
         before = core.recorder.step
         with core.lock:
             self._ended(optimizer)
@@ -167,7 +170,7 @@ class UpdateWatch:
         begin = now_ns()
         if core.clock.on:
             core.clock.update_began(begin)
-        local = core.local
+        local = core.here.local
         local.kept = None
         if core.tree.only is not None and not self._watched(optimizer):
             return
@@ -195,7 +198,7 @@ class UpdateWatch:
             core.clock.update_ended(end)
         if core.tree.only is not None and not self._watched(optimizer):
             return
-        local = core.local
+        local = core.here.local
         one, local.known = local.known or self.known(optimizer), None
         lr = optimizer.param_groups[0].get("lr")
         lr = lr if type(lr) is float else _number(lr)

@@ -160,7 +160,7 @@ class GradientFlow:
         if not self.core.looking:
             return
         for optimizer, flow in self._all():
-            inside = self.core.local.in_step is optimizer
+            inside = self.core.here.local.in_step is optimizer
             if flow.watched is None and flow.updates == 0:
                 flow.watched = _first_values(optimizer)
             flow.inside += inside

@@ -69,7 +69,7 @@ class LostGradients:
         return list(self._waiting.items())
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
-        inside = self.core.local.in_step is not None  # a closure clears and fills them as its optimizer asks
+        inside = self.core.here.local.in_step is not None  # a closure clears and fills them as its optimizer asks
         if not self.core.looking or loss is None or loss.grad_fn is None or loss.is_cuda or self.core.packed or inside:
             self._forget()
             return
@@ -87,7 +87,7 @@ class LostGradients:
         root.metadata[_ROOT] = True
 
     def _done(self, _: Any) -> None:
-        if not self.core.looking or self.core.local.in_step is not None:
+        if not self.core.looking or self.core.here.local.in_step is not None:
             return
         for optimizer, one in self._all():
             now = _norms(optimizer)

@@ -62,7 +62,7 @@ class LossLines:
         """User code outside of passes begins."""
         if self.is_open or self.core.recorder.step >= FIRST_UPDATES or self._windows >= MOST_WINDOWS:
             return
-        if torch.is_anomaly_enabled() or self.core.local.in_backward:
+        if torch.is_anomaly_enabled() or self.core.here.local.in_backward:
             return  # the user's own; not ours to switch off
         self._windows += 1
         self.is_open = True

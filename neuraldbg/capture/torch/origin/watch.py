@@ -316,7 +316,7 @@ class OriginWatch:
         self._arm_at = max(self._arm_at or 0, 0)
 
     def _running(self) -> int | None:
-        stack = self.core.local.stack
+        stack = self.core.here.local.stack
         layer = self.core.tree.layers.get(stack[-1][0]) if stack else None
         return None if layer is None else layer.site
 

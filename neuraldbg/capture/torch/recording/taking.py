@@ -135,7 +135,7 @@ class Recording:
         entry = root.get_submodule(one.entry.path)
         self._hold(root)
         refused = None if few_items((args, kwargs)) else "its arguments hold too many items"
-        if self.core.local.in_step is not None:
+        if self.core.here.local.in_step is not None:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
         given = (args, kwargs) if refused is None else ((), {})
         training, trainable, buffers = self._around.look(root)
@@ -242,7 +242,7 @@ class Recording:
 
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if core.on and self._awake and core.local.in_step is None:
+            if core.on and self._awake and core.here.local.in_step is None:
                 if name.startswith("clip"):  # the parameters may come out of a generator, which is read once
                     args, kwargs = _listed(args, kwargs)
                 known = note(name, read, args, kwargs) or ()
