@@ -75,7 +75,7 @@ typedef struct {
 } hook;
 
 static PyTypeObject *hook_type = NULL;
-static PyObject *S_is_cpu, *S_layout, *S_dtype, *S_numel, *S_contiguous, *S_neg, *S_data_ptr, *S_requires,
+static PyObject *S_is_cpu, *S_layout, *S_nested, *S_dtype, *S_numel, *S_contiguous, *S_neg, *S_data_ptr, *S_requires,
     *S_leaf, *S_hooks, *S_grad_fn, *S_register, *S_grad;
 
 static int64_t clock_of(clockid_t which)
@@ -184,6 +184,7 @@ static int ask_plain(const kinds *of, PyObject *tensor, job *one)
     int64_t at = 0;
     MUST(attribute_is(tensor, S_is_cpu, Py_True));
     MUST(attribute_is(tensor, S_layout, of->strided));
+    MUST(attribute_is(tensor, S_nested, Py_False));
     MUST(method_is(tensor, S_neg, Py_False));
     MUST(method_is(tensor, S_contiguous, Py_True));
     one->dtype = code_of(of, tensor);
