@@ -304,6 +304,7 @@ static PyMethodDef methods[] = {
 #ifdef HAVE_LAYERS
     {"shield", new_shield, METH_VARARGS, shield_doc},
     {"hang", (PyCFunction)(void (*)(void))hang_on, METH_FASTCALL, hang_doc},
+    {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL, keep_doc},
     {"instances_of", (PyCFunction)(void (*)(void))instances_of, METH_FASTCALL, instances_doc},
     {"tell", (PyCFunction)(void (*)(void))tell, METH_FASTCALL, tell_doc},
 #endif

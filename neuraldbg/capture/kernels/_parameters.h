@@ -6,6 +6,9 @@ static PyObject *left_over(PyObject *left, PyObject *item)
     return left;
 }
 
+/* Whether values of this type are part of the norm of all gradients: floats of more than one byte. */
+static int with_norm(int dtype) { return dtype == F64 || dtype == F32 || dtype == F16 || dtype == BF16; }
+
 PyDoc_STRVAR(gradients_doc,
              "gradients(step, [(site, parameter), ...], with_rows) -> (sum of squares, NaN, Inf, those it cannot read)");
 
@@ -27,9 +30,11 @@ static PyObject *watch_gradients(PyObject *self, PyObject *args)
         if (plain == 1) {
             measure_plain(&one);
             const moments *m = &one.now.of;
-            squares += m->finite ? (m->m2 + m->finite * m->mean * m->mean) / (one.now.scale * one.now.scale) : 0;
-            nans += m->nans;
-            infs += m->infs;
+            if (with_norm(one.dtype)) {
+                squares += m->finite ? (m->m2 + m->finite * m->mean * m->mean) / (one.now.scale * one.now.scale) : 0;
+                nans += m->nans;
+                infs += m->infs;
+            }
             if (with_rows)
                 put_stats(of, (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 0)), GRADIENT, UPDATE, -1, &one.now);
         }

@@ -84,6 +84,39 @@ static PyObject *hang_on(PyObject *module, PyObject *const *args, Py_ssize_t giv
     return hung < 0 ? NULL : PyBool_FromLong(hung);
 }
 
+PyDoc_STRVAR(keep_doc, "keep(tensors, plan) -> whether each was copied as planned\n\n"
+                       "plan: (weak reference, address, elements, where to, bytes) of each, in order. Nothing is promised of the\n"
+                       "copies where one of them is another tensor now or lies elsewhere.");
+
+static int keep_one(PyObject *tensor, PyObject *planned)
+{
+    PyObject *ref;
+    unsigned long long at, to;
+    long long count, bytes;
+    int64_t now_at, now_count;
+    if (!PyArg_ParseTuple(planned, "OKLKL", &ref, &at, &count, &to, &bytes))
+        return -1;
+    if (!PyWeakref_Check(ref) || PyWeakref_GetObject(ref) != tensor)
+        return 0;
+    MUST(number_of(tensor, S_numel, &now_count));
+    MUST(number_of(tensor, S_data_ptr, &now_at));
+    if (now_count != count || (unsigned long long)now_at != at)
+        return 0;
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)at, (size_t)bytes);
+    return 1;
+}
+
+static PyObject *keep(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "keep takes two lists");
+    Py_ssize_t n = PyList_GET_SIZE(args[0]);
+    int kept = n == PyList_GET_SIZE(args[1]);
+    for (Py_ssize_t i = 0; kept == 1 && i < n; i++)
+        kept = keep_one(PyList_GET_ITEM(args[0], i), PyList_GET_ITEM(args[1], i));
+    return kept < 0 ? NULL : PyBool_FromLong(kept);
+}
+
 PyDoc_STRVAR(instances_doc, "instances_of(objects, types) -> those of a list whose type is one of a tuple");
 
 /* A process has half a million objects: Python looks at each for 60 ns. */

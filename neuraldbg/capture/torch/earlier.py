@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.kernels import frameless
+from neuraldbg.capture.kernels.host import span_of
 
+_Planned = tuple[weakref.ref[Tensor], int, int, int, int]
 FULL_BYTES = 2**30  # where every step is measured: above it only the first parameters are copied
+PLANNED_BYTES = 64 * 2**20  # above it torch copies, by several threads
 TURN_BYTES = 48 * 2**20  # under a budget: a larger model's parameters take turns
 
 
@@ -18,11 +23,15 @@ class EarlierValues:
         self._under_budget = under_budget
         self._room = TURN_BYTES if under_budget else FULL_BYTES
         self._copies: IdentityTable[Tensor] = IdentityTable()
+        self._planned: list[Tensor | None] = []  # copies of the last ones, and how to make them again
+        self._plan: list[_Planned] = []
         self._next = 0  # parameter that the next turn begins with
         self.too_large = False  # some parameter alone is more than a turn holds
 
     def take(self, parameters: list[Tensor]) -> list[Tensor | None]:
         """A copy of each, None of those whose turn it is not."""
+        if self._plan and frameless.keep(parameters, self._plan):
+            return self._planned
         chosen = self._turn(parameters)
         copies: list[Tensor | None] = [None] * len(parameters)
         groups: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
@@ -35,6 +44,7 @@ class EarlierValues:
             theirs.append(value)
         for ours, theirs in groups.values():
             torch._foreach_copy_(ours, theirs)
+        self._planned, self._plan = copies, [] if frameless.keep is None else _plan(parameters, copies)
         return copies
 
     def _turn(self, parameters: list[Tensor]) -> list[int]:
@@ -63,3 +73,16 @@ class EarlierValues:
             copy = self._copies[parameter] = torch.empty_like(value)
         made: Tensor = copy
         return made
+
+
+def _plan(parameters: list[Tensor], copies: list[Tensor | None]) -> list[_Planned]:
+    """How the same parameters are copied again by C; empty where some of them take turns or lie otherwise."""
+    plan: list[_Planned] = []
+    size = 0
+    for parameter, copy in zip(parameters, copies, strict=True):
+        span = None if copy is None or size > PLANNED_BYTES else span_of(parameter, ordered=True)
+        if span is None or copy is None or not span[2] or not copy.is_contiguous():
+            return []
+        size += copy.nbytes
+        plan.append((weakref.ref(parameter), span[0], span[2], copy.data_ptr(), copy.nbytes))
+    return plan

@@ -69,9 +69,12 @@ class Sweep:
 
     @torch.no_grad()
     def after(self, kept: _Kept) -> None:
-        kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
+        if self.core.tree.unwanted:
+            kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
         if self.quick.c is not None:
             kept = self.quick.moved(kept)
+        if not kept:
+            return
         pairs = [(parameter, parameter if before is None else before) for _, parameter, before in kept]
         left: _Kept = []
         for one, rows in zip(kept, moved_each(pairs), strict=True):
@@ -107,7 +110,7 @@ class Sweep:
         if self.quick.c is None or self.keep_norms or self.core.tree.unwanted:
             return False
         start = now_ns()
-        if any(p.is_cuda for _, p in found) or any(p.grad is not None and not _counted(p.grad) for _, p in found):
+        if not found or found[0][1].is_cuda:
             return False
         norm, left = self.quick.gradients(found, rows=rows)
         if left and rows:

@@ -204,7 +204,7 @@ class UpdateWatch:
         lr = lr if type(lr) is float else _number(lr)
         duration = end - local.step_start - (core.own_ns - local.own_before if core.trainers < 2 else 0)
         core.recorder.call(Call.STEP, one.site, value=lr, source=core.recorder.source(3), duration_ns=duration)
-        if core.budget.full and not any(parameter.is_cuda for parameter in owned(optimizer)):
+        if core.budget.full and not _on_device(optimizer):
             core.recorder.span(one.site, Phase.UPDATE, (local.step_start, duration))
         alone = len(self.optimizers) == 1
         core.recorder.scalar("lr" if alone or one is self._first() else f"lr.{one.name}", lr)
@@ -339,6 +339,10 @@ def _is_running(optimizer: Optimizer) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _on_device(optimizer: Optimizer) -> bool:
+    return any(group["params"] and group["params"][0].is_cuda for group in optimizer.param_groups)
 
 
 def _number(value: Any) -> float:
