@@ -63,10 +63,20 @@ class BackwardWatch:
                 result = original(tensors, *args, **kwargs)
             finally:
                 self._over()
-            self._left(tensors, began)
+            if self.closely or core.budget.full or core.clock.on or core.heard.backward_done or self._overdue:
+                self._left(tensors, began)
+            else:
+                self.ended_ns = now_ns()
+                core.backwards += 1
+                self.since_update += 1
             return result
 
         return backward
+
+    @property
+    def _overdue(self) -> bool:
+        """Whether an update is, after the backward that is about to be counted."""
+        return self.since_update >= self.most + OVERDUE
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -153,9 +163,7 @@ class BackwardWatch:
         if began is not None and core.budget.full and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
         unusual = self.closely or self.since_update > self.most + OVERDUE
-        told = (core.moments if unusual else core.heard).backward_done
-        if told:
-            core.tell(told, loss)
+        core.tell((core.moments if unusual else core.heard).backward_done, loss)
         core.own_ns += now_ns() - end
 
     def _record_loss(self, loss: Tensor, source: int) -> None:

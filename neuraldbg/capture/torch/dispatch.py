@@ -29,7 +29,7 @@ class ModuleHooks:
     def __init__(self, before: Callable[..., None], after: Callable[..., None], over: Callable[..., None]) -> None:
         self._before = before
         self._after = after
-        self._over = over  # at the end of a pass for which they stepped aside
+        self.over = over  # at the end of a pass for which they stepped aside
         self._ids = (-1, -1)
         self.displaced = False  # out of torch's tables, or others in their place
         self._carrier: weakref.ref[nn.Module] | None = None
@@ -95,13 +95,9 @@ class ModuleHooks:
         self.come_back()
         self._unhang()
 
-    def ended(self, module: nn.Module, args: Any, kwargs: Any, output: Any, *, raised: bool) -> None:
-        if raised:
-            self._return()  # torch is walking through the module's hooks: ours is taken off later
-            self._after(module, args, output)
-        else:
-            self.come_back()
-            self._over(module, args, kwargs, output)
+    def raised(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._return()  # torch is walking through the module's hooks: ours is taken off later
+        self._after(module, args, output)
 
 
 class _Waiter:
@@ -113,9 +109,14 @@ class _Waiter:
         self._hooks = hooks
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._hooks is not None:
-            raised = sys._getframe(1).f_code is _CALL  # torch calls it from its exception handler then
-            self._hooks.ended(module, args, kwargs, output, raised=raised)
+        hooks = self._hooks
+        if hooks is None:
+            return
+        if sys._getframe(1).f_code is _CALL:  # torch calls it from its exception handler
+            hooks.raised(module, args, output)
+        else:
+            hooks.come_back()
+            hooks.over(module, args, kwargs, output)
 
     def __deepcopy__(self, _: Any) -> _Waiter:
         return _Waiter()

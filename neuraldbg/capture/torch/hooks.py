@@ -253,7 +253,10 @@ class PassWatch:
                 self.layers.mark_packed(differentiable)
             for slot, tensor in enumerate(differentiable):
                 self._mark_when_trained(one, tensor, slot)
-            self._keep_open(one)
+            if core.trainers < 2 and len(self.open) < OPEN_PASSES:
+                self.open.append(one)
+            else:
+                self._keep_open(one)
         if one.model.lazy:
             core.tree.pass_ended(one.model)
         if core.device.used:
