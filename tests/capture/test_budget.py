@@ -229,3 +229,26 @@ def test_patience_never_costs_more_than_its_half_of_the_share() -> None:
     assert looked[-1] - looked[-2] == 100  # 0.5 s each 100 s are half a percent, however long that is
     assert budget.ratio_after_start is not None
     assert budget.ratio_after_start <= 0.01
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.2])
+@pytest.mark.parametrize("step_ms", [2.0, 300.0])
+def test_quiet_steps_that_are_accounted_for_together_are_all_in_the_books(share: float, step_ms: float) -> None:
+    """Short ones are settled eight at a time; nothing of them is lost, and the next full look is not late for it."""
+    budget = SamplingBudget(share)
+    wall = own = fulls = 0
+    gaps, since = [], 0
+    for _ in range(3000 if step_ms < 10 else 300):
+        full = budget.full
+        fulls += full
+        if full:
+            gaps.append(since)
+        since = 0 if full else since + 1
+        own_ns = int(1e6 if full else 5e3)
+        wall_ns = int(step_ms * 1e6) + own_ns
+        budget.step_done(wall_ns=wall_ns, own_ns=own_ns)
+        wall, own = wall + wall_ns, own + own_ns
+    assert (budget.wall_ns, budget.own_ns, budget.sampled) == (wall, own, fulls)
+    assert budget.steps == (3000 if step_ms < 10 else 300)
+    if share:
+        assert max(gaps[FIRST_IN_FULL + 5 :]) <= budget.period + 1

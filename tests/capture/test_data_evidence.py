@@ -132,3 +132,26 @@ def test_labels_are_related_where_a_plain_predictor_finds_a_law(law: str) -> Non
     found = relation_of(x, (score > 0).astype(float), classes=True)
     assert found is not None
     assert (max(found["linear"], found["crossed"], found["near"]) > 4) == (law != "none")
+
+
+def test_long_after_the_start_inputs_are_read_where_the_loss_stands_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each of the first updates, then of one of sixteen: an outlier between those must not be missed."""
+    monkeypatch.setattr("neuraldbg.capture.torch.evidence.data_inputs.CLOSELY", 40)
+    outlier = 59
+    with watching(tmp_path, budget=1e-9):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        for step in range(80):
+            optimizer.zero_grad()
+            x = torch.ones(8, 4) * (1000.0 if step == outlier else 1.0)
+            mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+            optimizer.step()
+    with trace_of(tmp_path) as trace:
+        curve = Evidence(trace).curve("input_peak")
+        peaks = dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
+    assert set(range(40)) <= set(peaks)
+    assert peaks[outlier] == 1000.0
+    assert {48, 64} <= set(peaks)
+    assert 58 not in peaks

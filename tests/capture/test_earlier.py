@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from neuraldbg.capture.torch import earlier
 from neuraldbg.capture.torch.earlier import EarlierValues
 
 PIECES = 10
+
+
+def moved_elsewhere(value: torch.Tensor) -> torch.Tensor:
+    value.data = value.data.clone() + 2
+    return value
+
+
+def resized(value: torch.Tensor) -> torch.Tensor:
+    value.data = torch.arange(float(value.numel() + 1))
+    return value
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "written to": lambda value: value.add_(1.0),
+    "moved elsewhere": moved_elsewhere,
+    "another size": resized,
+    "another tensor": lambda value: value.clone() * 3,
+    "another type": lambda value: value.double(),
+    "transposed": lambda value: torch.randn(4, 3).t(),
+    "a part": lambda value: torch.randn(20)[::2],
+}
 
 
 def parameters(elements: int) -> list[torch.Tensor]:
@@ -53,3 +79,24 @@ def test_a_parameter_of_another_shape_gets_memory_of_its_own() -> None:
     (copy,) = kept.take([value])
     assert copy is not None
     assert copy.shape == (6,)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, PIECES - 1)), max_size=12))
+def test_copies_are_what_the_parameters_were_whatever_happens_to_them(changes: list[tuple[str, int]]) -> None:
+    """The same ones are copied by a plan; one that lies elsewhere or is another tensor now must not follow it."""
+    values, kept = parameters(8), EarlierValues(under_budget=False)
+    kept.take(values)
+    for change, at in changes:
+        values[at] = CHANGES[change](values[at])
+        copies = kept.take(values)
+        assert all(copy is not None and torch.equal(copy, value) for copy, value in zip(copies, values, strict=True))
+        assert all(copy.dtype == value.dtype for copy, value in zip(copies, values, strict=True))
+
+
+def test_a_plan_keeps_no_parameter_alive() -> None:
+    values, kept = parameters(8), EarlierValues(under_budget=False)
+    kept.take(values)
+    gone = weakref.ref(values.pop())
+    assert gone() is None
+    assert len(kept.take(values)) == PIECES - 1

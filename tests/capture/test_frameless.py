@@ -18,7 +18,7 @@ from watching import net, trace_of, train, watching
 
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.identity import Entries, IdentityTable
-from neuraldbg.capture.kernels import frameless
+from neuraldbg.capture.kernels import frameless, host
 from neuraldbg.capture.torch.attach import Options, TorchCapture
 from neuraldbg.capture.torch.core import quick_shield, undisturbed
 from neuraldbg.capture.torch.recorder import Recorder
@@ -361,3 +361,37 @@ def test_nothing_of_a_capture_outlives_it(by: str) -> None:
     del capture
     gc.collect()
     assert [ref() for ref in watched] == [None] * 3
+
+
+# -- gradients of what is held weakly ----------------------------------------------------------------------------------
+
+
+def with_gradient(gradient: torch.Tensor | None) -> torch.Tensor:
+    leaf = torch.zeros(6 if gradient is None else gradient.shape, requires_grad=True)
+    leaf.grad = gradient
+    return leaf
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("gradient", "finite"),
+    [
+        (torch.ones(6), True),
+        (torch.tensor([1.0, math.nan]), False),
+        (torch.tensor([1.0, -math.inf]), False),
+        (torch.full((300,), 1e30), True),
+        (torch.zeros(0), True),
+        (None, None),
+        (torch.sparse_coo_tensor([[0]], [math.nan], (3,), check_invariants=True), None),
+        (torch.ones(4, 3).t(), None),
+    ],
+)
+def test_gradients_are_finite_or_not_or_read_by_others(gradient: torch.Tensor | None, finite: bool | None) -> None:
+    fine, leaf = with_gradient(torch.ones(3)), with_gradient(gradient)
+    assert host.all_finite([weakref.ref(fine), weakref.ref(leaf)]) is finite
+
+
+@compiled
+def test_of_a_parameter_that_is_gone_nothing_is_said() -> None:
+    gone = weakref.ref(with_gradient(torch.ones(3)))
+    assert host.all_finite([gone]) is None

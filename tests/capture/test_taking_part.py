@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -59,3 +60,69 @@ def test_a_failing_watcher_costs_the_run_only_itself() -> None:
         capture.close()
     assert len(seen) == 3
     assert len(capture.core.guard.broken) == 1
+
+
+def told_steps(capture: TorchCapture, moment: str, steps: int, loss_of: Any, **how: Any) -> list[int]:
+    """The steps of a training in which a watcher was told of a moment."""
+    told: list[int] = []
+    capture.core.take_part(moment, "a watcher", lambda *_: told.append(capture.core.recorder.step), **how)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    try:
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(step, model).backward()
+            optimizer.step()
+    finally:
+        capture.close()
+    return told
+
+
+def usual(_: int, model: nn.Module) -> torch.Tensor:
+    return model(torch.ones(4, 3)).square().mean() + 1.0
+
+
+def odd_at(at: int, factor: float) -> Any:
+    return lambda step, model: usual(step, model) * (factor if step == at else 1.0)
+
+
+@pytest.mark.parametrize(("factor", "heard"), [(1.0, False), (2.0, False), (10.0, True), (0.0, True), (math.nan, True)])
+def test_an_odd_loss_is_told_to_those_who_look_rarely(factor: float, heard: bool) -> None:
+    capture = TorchCapture(lambda: None, Options(budget=1e-9, strict=True))
+    told = told_steps(capture, "backward_begun", 60, odd_at(57, factor), rarely=True)
+    assert (57 in told) is heard
+    assert 48 in told  # one of sixteen
+    assert 50 not in told
+
+
+def test_whoever_rests_is_told_rarely_from_then_on() -> None:
+    capture = TorchCapture(lambda: None, Options(budget=1e-9, strict=True))
+    told: list[int] = []
+
+    def notice(*_: Any) -> None:
+        told.append(capture.core.recorder.step)
+        if capture.core.recorder.step == 40:
+            capture.core.rest("update_done", notice)
+
+    capture.core.take_part("update_done", "a watcher", notice)
+    told_steps(capture, "ending", 66, usual)
+    assert told == [*range(41), 48, 64]
+
+
+def test_whoever_is_told_again_is_told_of_every_step() -> None:
+    capture = TorchCapture(lambda: None, Options(budget=1e-9, strict=True))
+    told: list[int] = []
+
+    def notice(*_: Any) -> None:
+        told.append(capture.core.recorder.step)
+
+    def switch(step: int, model: nn.Module) -> torch.Tensor:
+        if step == 45:
+            capture.core.stop_telling("update_done", notice)
+        if step == 52:
+            capture.core.tell_again("update_done", notice)
+        return usual(step, model)
+
+    capture.core.take_part("update_done", "a watcher", notice)
+    told_steps(capture, "ending", 56, switch)
+    assert told == [*range(45), *range(52, 56)]

@@ -44,7 +44,8 @@ class EarlierValues:
             theirs.append(value)
         for ours, theirs in groups.values():
             torch._foreach_copy_(ours, theirs)
-        self._planned, self._plan = copies, [] if frameless.keep is None else _plan(parameters, copies)
+        self._plan = [] if frameless.keep is None else _plan(parameters, copies)
+        self._planned = copies if self._plan else []  # those on a device are not kept from one step to the next
         return copies
 
     def _turn(self, parameters: list[Tensor]) -> list[int]:

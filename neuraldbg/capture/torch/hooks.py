@@ -162,8 +162,7 @@ class PassWatch:
             return None
         if core.any_backward and core.recomputing():
             core.recorder.call(Call.PASS_RECOMPUTED, layer.model.site)
-            ignored: Pass = self.ignored
-            return ignored
+            return self.ignored  # type: ignore[no-any-return]
         for check in self.before_pass:
             check()
         if not core.here.local.trains:
@@ -175,18 +174,18 @@ class PassWatch:
         if sampled:
             one.sampled, one.looked = True, core.looking
         self.count += 1
-        layer.model.passes += 1
         kwargs = frame.f_locals.get("kwargs") or {}
-        root = layer.model.ref()
+        model, root = layer.model, layer.model.ref()
         training = bool(getattr(root, "training", False))
         alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
         one.entered = args if alone else given_tensors(args, kwargs)
         digest = identity_of(args[0]) if alone and not sampled and core.statistics else self._inputs(one)
-        call, site = core.recorder.call, layer.model.site
+        model.passes += 1
+        call, site = core.recorder.call, model.site
         call(Call.PASS, site, value=float(grad), aux=float(training), source=source, pass_id=one.id, digest=digest)
         if core.recording and grad and root is not None:
             self._keep(one, module, root, (args, kwargs))
-        model, mode = layer.model, (grad, training)
+        mode = (grad, training)
         usual = model.mode == mode and model.passes > FIRST_PASSES
         model.mode = mode  # of the first passes and of one in another mode everybody is told
         core.tell((core.heard if usual else core.moments).pass_begun, one, root, args, kwargs)

@@ -70,6 +70,9 @@ class Reading:
     def norms(self) -> Norms | None:
         return tuple(size or 0.0 for size in self.sizes) if self.whole else None
 
+    def take(self, at: int, row: Any) -> None:
+        self.fill(at, row[5] if row[7] + row[8] == 0 else math.nan)
+
     def fill(self, at: int, size: float) -> None:
         self.sizes[at] = size if math.isfinite(size) else -1.0
 
@@ -137,13 +140,18 @@ class GradientFlow:
             return UNREAD
         reading = Reading([0.0 if gradient is None else None for gradient in gradients])
         arrived = [(at, gradient) for at, gradient in enumerate(gradients) if gradient is not None]
+        device, left = self.core.device, []
         for (at, gradient), row in zip(arrived, measured_each([gradient for _, gradient in arrived]), strict=True):
             if row is not None:
-                reading.fill(at, row[5] if row[7] + row[8] == 0 else math.nan)
+                reading.take(at, row)
             else:
-                size = torch.linalg.vector_norm(plain(gradient, widen=False))
-                if not self.core.device.scalar(size, partial(reading.fill, at)):
-                    return UNREAD
+                left.append((at, gradient))
+        if device.stats_of_all([(gradient, partial(reading.take, at)) for at, gradient in left]):
+            return reading
+        for at, gradient in left:
+            size = torch.linalg.vector_norm(plain(gradient, widen=False))
+            if not device.scalar(size, partial(reading.fill, at)):
+                return UNREAD
         return reading
 
     # -- backwards ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -18,6 +18,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.passes import Pass, PassRecord, casting, few_items, tensors
 from neuraldbg.capture.torch.patches import Patches
+from neuraldbg.capture.torch.recording.changes import clipped, listed, unscaled, zeroed
 from neuraldbg.capture.torch.recording.ferry import room_for
 from neuraldbg.capture.torch.recording.hashing import Digest, Hasher
 from neuraldbg.capture.torch.recording.losses import Loss, Remade, loss_of
@@ -87,9 +88,8 @@ class Recording:
             ("update_begun", self._update_begun),
             ("update_done", self._update_done),
         ):
-            aside = self._aside(notice)
-            self._notices[moment] = aside
-            core.take_part(moment, "recording", aside)
+            self._notices[moment] = self._aside(notice)
+            core.take_part(moment, "recording", self._notices[moment])
         core.take_part("optimizer_created", "recording", self._optimizer_created)
 
     @property
@@ -133,7 +133,7 @@ class Recording:
             return
         self._last_pass_step = one.step
         entry = root.get_submodule(one.entry.path)
-        self._hold(root)
+        _hold(self._lately, root)
         refused = None if few_items((args, kwargs)) else "its arguments hold too many items"
         if self.core.here.local.in_step is not None:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
@@ -165,10 +165,6 @@ class Recording:
             if tensor.grad_fn is not None:
                 hook: Callable[..., Any] = tensor.register_hook
                 hook(self._arrives(taped, slot, tensor.detach() if looks else None))
-
-    def _hold(self, one: Any) -> None:
-        if not any(each is one for each in self._lately):
-            self._lately.append(one)
 
     def _arrives(self, taped: TapedPass, slot: int, output: Tensor | None) -> Callable[[Tensor], None]:
         core = self.core
@@ -229,12 +225,12 @@ class Recording:
         """To what is known to change gradients between backward and step."""
         utils = torch.nn.utils
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            told = self._telling(getattr(utils, name), name, _clipped)
+            told = self._telling(getattr(utils, name), name, clipped)
             patches.replace(utils, name, told)
         for owner in (Optimizer, nn.Module):
-            patches.replace(owner, "zero_grad", self._telling(owner.zero_grad, "zero", _zeroed))
+            patches.replace(owner, "zero_grad", self._telling(owner.zero_grad, "zero", zeroed))
         scaler = torch.amp.GradScaler
-        patches.replace(scaler, "_unscale_grads_", self._telling(scaler._unscale_grads_, "unscale", _unscaled))
+        patches.replace(scaler, "_unscale_grads_", self._telling(scaler._unscale_grads_, "unscale", unscaled))
 
     def _telling(self, original: Callable[..., Any], name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         core = self.core
@@ -244,7 +240,7 @@ class Recording:
         def call(*args: Any, **kwargs: Any) -> Any:
             if core.on and self._awake and core.here.local.in_step is None:
                 if name.startswith("clip"):  # the parameters may come out of a generator, which is read once
-                    args, kwargs = _listed(args, kwargs)
+                    args, kwargs = listed(args, kwargs)
                 known = note(name, read, args, kwargs) or ()
                 result = original(*args, **kwargs)
                 self._marks.update((id(p), _mark(p)) for p in known if id(p) in self._marks)
@@ -265,7 +261,7 @@ class Recording:
         if optimizer not in self.optimizers:  # it was there before us, and has not stepped since
             self._optimizer_created(optimizer)
             self.tape.late(optimizer, state_of(optimizer))
-        self._hold(optimizer)
+        _hold(self._lately, optimizer)
         held = list(owned(optimizer))
         digests = self._digests(held)
         taped = TapedUpdate(self.core.recorder.step, weakref.ref(optimizer), _settings(optimizer), digests)
@@ -376,29 +372,11 @@ def _settings(optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
     )
 
 
+def _hold(lately: deque[Any], one: Any) -> None:
+    if not any(each is one for each in lately):
+        lately.append(one)
+
+
 def _mark(parameter: Tensor) -> tuple[int, int]:
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)
-
-
-def _listed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    given = args[0] if args else kwargs.get("parameters")
-    if isinstance(given, Tensor) or not isinstance(given, Iterable):
-        return args, kwargs
-    return ((list(given), *args[1:]), kwargs) if args else (args, {**kwargs, "parameters": list(given)})
-
-
-def _clipped(parameters: Any, *args: Any, **kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    return held, (args, kwargs)
-
-
-def _zeroed(owner: Any, set_to_none: bool = True) -> tuple[list[Any], tuple[Any, ...]]:
-    held = owned(owner) if isinstance(owner, Optimizer) else owner.parameters()
-    return list(held), (set_to_none,)
-
-
-def _unscaled(
-    _: Any, optimizer: Optimizer, inv_scale: Tensor, *__: Any, **___: Any
-) -> tuple[list[Any], tuple[Any, ...]]:
-    return list(owned(optimizer)), (inv_scale.clone(),)
