@@ -133,7 +133,7 @@ class SamplingBudget:
         self.thorough, self._asked = self._asked and self.share != 0.0, False
         self.full = self.thorough or self._next_is_full()
         self.watching = self.full or self._next_is_watched()
-        if not self.watching and self._since_full > 2:
+        if not self.watching and self._since_full > 2 and self.steps >= FIRST_IN_FULL:
             self._quiet_left = self._for_sure_quiet()
 
     def _for_sure_quiet(self) -> int:

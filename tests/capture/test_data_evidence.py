@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from watching import facts, net, trace_of, train, watching
 
 from neuraldbg.analysis.evidence import Evidence
+from neuraldbg.capture.torch.core import RARELY
 from neuraldbg.capture.torch.evidence.data_relation import relation_of
 from neuraldbg.capture.torch.evidence.rows import keys_of
 
@@ -137,7 +138,7 @@ def test_labels_are_related_where_a_plain_predictor_finds_a_law(law: str) -> Non
 def test_long_after_the_start_inputs_are_read_where_the_loss_stands_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each of the first updates, then of one of sixteen: an outlier between those must not be missed."""
+    """Of each of the first updates, then of one of many: an outlier between those must not be missed."""
     monkeypatch.setattr("neuraldbg.capture.torch.evidence.data_inputs.CLOSELY", 40)
     outlier = 59
     with watching(tmp_path, budget=1e-9):
@@ -153,5 +154,43 @@ def test_long_after_the_start_inputs_are_read_where_the_loss_stands_out(
         peaks = dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
     assert set(range(40)) <= set(peaks)
     assert peaks[outlier] == 1000.0
-    assert {48, 64} <= set(peaks)
-    assert 58 not in peaks
+    assert {RARELY * 3, RARELY * 4} <= set(peaks)
+    assert outlier - 1 not in peaks
+
+
+def test_of_several_batches_of_one_update_the_outlier_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuraldbg.capture.torch.evidence.data_inputs.CLOSELY", 40)
+    with watching(tmp_path, budget=1e-9):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        for step in range(60):
+            with torch.no_grad():
+                model(torch.ones(8, 4))  # the pass after it is told of, being of another mode
+            optimizer.zero_grad()
+            for part in range(4):
+                x = torch.ones(8, 4) * (1000.0 if (step, part) == (57, 2) else 1.0)
+                mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+            optimizer.step()
+    with trace_of(tmp_path) as trace:
+        curve = Evidence(trace).curve("input_peak")
+        assert curve.values[curve.steps == 57].max() == 1000.0
+
+
+def test_evaluations_are_told_apart_however_long_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that were trained on and others, one after the other in one evaluation, long after rows stopped being
+    remembered."""
+    monkeypatch.setattr("neuraldbg.capture.torch.evidence.data_sets.MOST_PASSES", 40)
+    x, y = torch.randn(32, 4), torch.randn(32, 1)
+    other, truth = torch.randn(32, 4) + 5, torch.randn(32, 1)
+    with watching(tmp_path, budget=1e-9):
+        model = net()
+        fit(model, x, y, epochs=45)
+        with torch.no_grad():
+            seen, unseen = mse_loss(model(x), y), mse_loss(model(other), truth)
+        fit(model, x, y, epochs=5)
+    with trace_of(tmp_path) as trace:
+        evidence = Evidence(trace)
+        assert evidence.curve("eval_loss").values.tolist() == pytest.approx([float(unseen)])
+        assert evidence.curve("eval_loss.seen").values.tolist() == pytest.approx([float(seen)])

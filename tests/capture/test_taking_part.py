@@ -11,6 +11,7 @@ from torch import nn
 
 from neuraldbg.capture.guard import Guard
 from neuraldbg.capture.torch.attach import Options, TorchCapture
+from neuraldbg.capture.torch.core import RARELY
 from neuraldbg.errors import StoppedOnNaN
 
 
@@ -91,8 +92,8 @@ def test_an_odd_loss_is_told_to_those_who_look_rarely(factor: float, heard: bool
     capture = TorchCapture(lambda: None, Options(budget=1e-9, strict=True))
     told = told_steps(capture, "backward_begun", 60, odd_at(57, factor), rarely=True)
     assert (57 in told) is heard
-    assert 48 in told  # one of sixteen
-    assert 50 not in told
+    assert RARELY * 3 in told
+    assert RARELY * 3 - 1 not in told
 
 
 def test_whoever_rests_is_told_rarely_from_then_on() -> None:
@@ -105,8 +106,8 @@ def test_whoever_rests_is_told_rarely_from_then_on() -> None:
             capture.core.rest("update_done", notice)
 
     capture.core.take_part("update_done", "a watcher", notice)
-    told_steps(capture, "ending", 66, usual)
-    assert told == [*range(41), 48, 64]
+    told_steps(capture, "ending", 70, usual)
+    assert told == [*range(41), RARELY * 3, RARELY * 4]
 
 
 def test_whoever_is_told_again_is_told_of_every_step() -> None:

@@ -115,6 +115,30 @@ def test_a_stretch_begins_where_no_pass_goes_on_from_one_that_was_left_out(tmp_p
     tape.close()
 
 
+def test_a_stretch_begins_with_the_first_pass_of_its_step(tmp_path: Path) -> None:
+    """On quiet steps a pass may be told of that is not the first one, for being in another mode than the last."""
+    capture = TorchCapture(lambda: None, Options(budget=1e-9, strict=True))
+    tape = DiskTape(tmp_path / FOLDER, windows=True)
+    recording = Recording(capture.core, capture.patches, tape, Often())
+    actor, critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()])
+    for _ in range(200):
+        with torch.no_grad():
+            later = critic(torch.randn(8, 4))
+        now = torch.randn(8, 4)
+        chosen, value = actor(now).log_softmax(1)[:, :1], critic(now)
+        optimizer.zero_grad()
+        ((1 + later - value).square() - chosen * (1 + later - value.detach())).mean().backward()
+        optimizer.step()
+    tape.flush()
+    recorded = Recorded(tmp_path)
+    assert len(recorded.stretches()) > 1
+    for begin, _ in recorded.stretches():
+        assert rebuilt(recorded, recording, begin + 1).proof == "proved identical"
+    capture.close()
+    tape.close()
+
+
 def rebuilt(recorded: Recorded, recording: Recording, step: int) -> Any:
     from types import SimpleNamespace
 

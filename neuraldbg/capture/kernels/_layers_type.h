@@ -305,7 +305,7 @@ static int add_layers(PyObject *module)
         PyObject **at;
         const char *name;
     } names[] = {{&S_is_cpu, "is_cpu"},       {&S_layout, "layout"},
-                 {&S_nested, "is_nested"},    {&S_dtype, "dtype"},
+                 {&S_nested, "is_nested"},    {&S_dtype, "dtype"},        {&S_shape, "shape"},
                  {&S_numel, "numel"},         {&S_contiguous, "is_contiguous"},
                  {&S_neg, "is_neg"},          {&S_data_ptr, "data_ptr"},
                  {&S_requires, "requires_grad"}, {&S_leaf, "is_leaf"},

@@ -85,23 +85,28 @@ static PyObject *hang_on(PyObject *module, PyObject *const *args, Py_ssize_t giv
 }
 
 PyDoc_STRVAR(keep_doc, "keep(tensors, plan) -> whether each was copied as planned\n\n"
-                       "plan: (weak reference, address, elements, where to, bytes) of each, in order. Nothing is promised of the\n"
-                       "copies where one of them is another tensor now or lies elsewhere.");
+                       "plan: (weak reference, address, shape, dtype, where to, bytes) of each, in order. Nothing is promised of\n"
+                       "the copies where one of them is another tensor now or lies otherwise.");
 
 static int keep_one(PyObject *tensor, PyObject *planned)
 {
-    PyObject *ref;
+    PyObject *ref, *shape, *dtype;
     unsigned long long at, to;
-    long long count, bytes;
-    int64_t now_at, now_count;
-    if (!PyArg_ParseTuple(planned, "OKLKL", &ref, &at, &count, &to, &bytes))
+    long long bytes;
+    int64_t now_at;
+    if (!PyArg_ParseTuple(planned, "OKOOKL", &ref, &at, &shape, &dtype, &to, &bytes))
         return -1;
     if (!PyWeakref_Check(ref) || PyWeakref_GetObject(ref) != tensor)
         return 0;
-    MUST(number_of(tensor, S_numel, &now_count));
     MUST(number_of(tensor, S_data_ptr, &now_at));
-    if (now_count != count || (unsigned long long)now_at != at)
+    if ((unsigned long long)now_at != at)
         return 0;
+    MUST(attribute_is(tensor, S_dtype, dtype));
+    MUST(method_is(tensor, S_contiguous, Py_True));
+    PyObject *now_shape = PyObject_GetAttr(tensor, S_shape);
+    int same = now_shape ? PyObject_RichCompareBool(now_shape, shape, Py_EQ) : -1;
+    Py_XDECREF(now_shape);
+    MUST(same);
     memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)at, (size_t)bytes);
     return 1;
 }

@@ -26,7 +26,7 @@ from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
-RARELY = 16  # steps: one of so many is told to those who look rarely
+RARELY = 17  # steps: one of so many is told to those who look rarely. No multiple of a GAN's updates in a round
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
 _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
     "pass_begun pass_ended layer_run backward_begun backward_done update_begun update_done".split()
@@ -189,10 +189,10 @@ class Core:
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
         budget, step, before = self.budget, self.recorder.step, self.looking
+        if self._early and step >= RECORDED_STEPS:
+            self._let_early_ones_rest()
         if not (budget.full or budget.last_was_full or before):
             self.heard = self.steady if step % RARELY else self.moments  # one quiet step after another
-            if self._early and step >= RECORDED_STEPS:
-                self._let_early_ones_rest()
             return
         if budget.last_was_full and self.largest == sys.maxsize:
             budget.read_bytes = self.read_bytes

@@ -12,8 +12,8 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.kernels.host import span_of
 
-_Planned = tuple[weakref.ref[Tensor], int, int, int, int]
 FULL_BYTES = 2**30  # where every step is measured: above it only the first parameters are copied
+MOST_PLANS = 8
 PLANNED_BYTES = 64 * 2**20  # above it torch copies, by several threads
 TURN_BYTES = 48 * 2**20  # under a budget: a larger model's parameters take turns
 
@@ -23,15 +23,15 @@ class EarlierValues:
         self._under_budget = under_budget
         self._room = TURN_BYTES if under_budget else FULL_BYTES
         self._copies: IdentityTable[Tensor] = IdentityTable()
-        self._planned: list[Tensor | None] = []  # copies of the last ones, and how to make them again
-        self._plan: list[_Planned] = []
+        self._plans: dict[int, _Plan] = {}  # by the first parameter: an optimizer has the same ones each time
         self._next = 0  # parameter that the next turn begins with
         self.too_large = False  # some parameter alone is more than a turn holds
 
     def take(self, parameters: list[Tensor]) -> list[Tensor | None]:
         """A copy of each, None of those whose turn it is not."""
-        if self._plan and frameless.keep(parameters, self._plan):
-            return self._planned
+        plan = self._plans.get(id(parameters[0])) if parameters else None
+        if plan is not None and plan.jobs and frameless.keep(parameters, plan.jobs):
+            return plan.copies
         chosen = self._turn(parameters)
         copies: list[Tensor | None] = [None] * len(parameters)
         groups: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
@@ -44,9 +44,16 @@ class EarlierValues:
             theirs.append(value)
         for ours, theirs in groups.values():
             torch._foreach_copy_(ours, theirs)
-        self._plan = [] if frameless.keep is None else _plan(parameters, copies)
-        self._planned = copies if self._plan else []  # those on a device are not kept from one step to the next
+        if parameters and frameless.keep is not None:
+            self._planned(parameters, copies)
         return copies
+
+    def _planned(self, parameters: list[Tensor], copies: list[Tensor | None]) -> None:
+        """How the same ones are copied again by C. No plan where some take turns or lie otherwise: copies on a device
+        are not kept from one step to the next."""
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        self._plans[id(parameters[0])] = _Plan(parameters, copies)
 
     def _turn(self, parameters: list[Tensor]) -> list[int]:
         """Those that fit, from where the last turn ended; everything when it does."""
@@ -76,14 +83,31 @@ class EarlierValues:
         return made
 
 
-def _plan(parameters: list[Tensor], copies: list[Tensor | None]) -> list[_Planned]:
-    """How the same parameters are copied again by C; empty where some of them take turns or lie otherwise."""
-    plan: list[_Planned] = []
-    size = 0
-    for parameter, copy in zip(parameters, copies, strict=True):
-        span = None if copy is None or size > PLANNED_BYTES else span_of(parameter, ordered=True)
-        if span is None or copy is None or not span[2] or not copy.is_contiguous():
-            return []
-        size += copy.nbytes
-        plan.append((weakref.ref(parameter), span[0], span[2], copy.data_ptr(), copy.nbytes))
-    return plan
+class _Plan:
+    """`jobs` for `frameless.keep` and what it fills; empty where C cannot do it, or once a parameter is gone."""
+
+    jobs: list[tuple[Any, ...]]
+    copies: list[Tensor | None]
+
+    def __init__(self, parameters: list[Tensor], copies: list[Tensor | None]) -> None:
+        self.forget()
+        size, jobs, own = 0, [], weakref.ref(self)
+
+        def gone(_: Any) -> None:
+            plan = own()
+            if plan is not None:
+                plan.forget()
+
+        for parameter, copy in zip(parameters, copies, strict=True):
+            span = None if copy is None else span_of(parameter, ordered=True)
+            if span is None or copy is None or not span[2] or not copy.is_contiguous():
+                return
+            size += copy.nbytes
+            if size > PLANNED_BYTES:
+                return
+            ref = weakref.ref(parameter, gone)
+            jobs.append((ref, span[0], parameter.shape, parameter.dtype, copy.data_ptr(), copy.nbytes))
+        self.jobs, self.copies = jobs, copies
+
+    def forget(self) -> None:
+        self.jobs, self.copies = [], []

@@ -63,7 +63,9 @@ class PassWatch:
         self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.layers.seen)
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
-        self.ignored: Any = SimpleNamespace(sampled=False)  # a forward that activation checkpointing repeats
+        self.ignored: Any = SimpleNamespace(
+            sampled=False, unseen=False
+        )  # a forward that activation checkpointing repeats
         self._recorded_bytes = self._arrived_bytes = 0
         self.calls = 0  # of modules, for the cost of being called at all
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
@@ -200,10 +202,9 @@ class PassWatch:
         if one.sampled and (one.looked or one.step < RECORDED_STEPS) and few_items(inputs):
             self._record(one, module, root, inputs)
         elif one.entered is inputs[0] or few_items(inputs, LIGHT_ITEMS):
-            model = one.model
-            if self.core.heard is self.core.moments or model.casting is None:
-                model.casting = casting()  # as it was lately: a script seldom changes it
-            one.light = LightRecord(*inputs, random=model.random is not False, autocast=model.casting)
+            casts = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+            autocast = casting() if casts else ()
+            one.light = LightRecord(*inputs, random=one.model.random is not False, autocast=autocast)
             one.entry_module = weakref.ref(module)
             if len(self.light) == RECORDED_PASSES:
                 _forget(self.light.popleft())

@@ -65,7 +65,6 @@ class Model:
     rebuilt: bool = False
     random: bool | None = None  # whether its passes draw random numbers on the host; None = not seen yet
     mode: tuple[bool, bool] | None = None  # of its last pass: with gradients, in training mode
-    casting: Any = None  # autocast around its last passes that everybody was told of
     sites: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind of site, path) -> site
 
 

@@ -37,7 +37,7 @@ class Inputs:
         self._looks: dict[int, int] = {}
         self._series: dict[int, str] = {}
         self._large: list[tuple[weakref.ref[Tensor], str]] = []  # inputs of this step of which only a part was read
-        self._read_at = -1  # the step whose inputs were looked at last
+        self._read_at = self._last_pass = -1  # the step and the pass whose inputs were looked at last
         self._passes, self._backward = capture.passes, capture.backward
         if self.core.budget.share != 0.0:
             self.core.take_part("layer_run", "inputs", self._layer_run)
@@ -50,12 +50,13 @@ class Inputs:
         if one.grad:
             if one.step >= CLOSELY:
                 self.core.rest("pass_begun", self._pass_begun)
-            if one.step != self._read_at:
-                self._read_at = one.step
-                self._large.clear()
             self._look(one, one.entered)
 
     def _look(self, one: Pass, entered: Iterable[Any]) -> None:
+        self._last_pass = one.id
+        if one.step != self._read_at:
+            self._read_at = one.step
+            self._large.clear()
         for tensor in entered:
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim() > 1:
                 break
@@ -93,12 +94,9 @@ class Inputs:
         """Where the loss stands out, what went in is looked through, and all of it: a peak may have been missed."""
         if not self._backward.stands_out:
             return
-        if self._read_at != self.core.recorder.step:
-            self._read_at = self.core.recorder.step
-            self._large.clear()
-            for one in list(self._passes.light)[-4:]:
-                if one.light is not None:
-                    self._look(one, [leaf.ref() for leaf in leaves(one.light.inputs, WeakValue)])
+        for one in list(self._passes.light)[-4:]:
+            if one.light is not None and one.id > self._last_pass:
+                self._look(one, [leaf.ref() for leaf in leaves(one.light.inputs, WeakValue)])
         for ref, series in self._large[-4:]:
             tensor = ref()
             array = None if tensor is None else as_array(tensor)

@@ -89,12 +89,11 @@ class DataSets:
         self.core.take_part("ending", "data sets", self._write)
         if self.core.budget.share == 0.0:
             return
-        self._followers = (
+        for moment, notice in (
             ("pass_begun", self._pass_begun),
             ("backward_done", self._backward_done),
             ("update_done", self._update_done),
-        )
-        for moment, notice in self._followers:
+        ):
             self.core.take_part(moment, "data sets", notice)
 
     # -- passes ------------------------------------------------------------------------------------------------------
@@ -110,8 +109,8 @@ class DataSets:
         following = self.found is not None and self.found.still_followed
         if (self._room <= 0 or self._passes > MOST_PASSES) and not searching and not following:
             self.complete = False
-            for moment, notice in self._followers:
-                self.core.rest(moment, notice)
+            self.core.rest("backward_done", self._backward_done)
+            self.core.rest("update_done", self._update_done)
             return
         tensor = _first_batch(one.entered)
         batch = None if tensor is None else as_array(tensor)

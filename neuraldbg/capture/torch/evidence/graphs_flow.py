@@ -42,7 +42,8 @@ class Flow:
 
     updates: int = 0  # of which we were told
     told: int = 0  # updates that the optimizer had had after the last of them
-    applied: int = 0  # all of them, as far as numbers have arrived
+    untold: int = 0  # in between
+    applied: int = 0  # of those we were told of, as far as numbers have arrived
     before: Norms | None = None  # when the backward under way began
     content: list[tuple[int, int]] | None = field(default_factory=list)  # None: not known
     last: Norms = ()
@@ -206,11 +207,13 @@ class GradientFlow:
         if flow is None:
             return
         flow.updates += 1
-        untold, flow.told = known.updates - flow.told, known.updates + 1
-        flow.applied += max(untold, 0) if flow.updates > 1 else 0
+        if flow.updates > 1:
+            flow.untold += max(known.updates - flow.told, 0)
+        flow.told = known.updates + 1
         if not (self.core.looking or self._waiting):
-            flow.applied += 1  # nothing was read, so nothing is known of what was applied
-            flow.judged, flow.content, flow.last = None, None, ()
+            flow.applied += 1  # nothing was read, so nothing is known of what was applied, also by the others
+            for each in self._flows.values():
+                each.judged, each.content, each.last = None, None, ()
             return
         reading = self._read(optimizer) if self.core.looking else UNREAD
         made_inside, flow.inside = flow.inside > 0 and self.core.looking, 0
@@ -237,7 +240,7 @@ class GradientFlow:
     def _write(self, site: int, flow: Flow) -> None:
         fact = {
             "optimizer": site,
-            "updates": flow.applied,
+            "updates": flow.applied + flow.untold,
             "reached": flow.reached,
             "kinds": dict(flow.kinds),
             "first": dict(flow.first),
@@ -256,6 +259,7 @@ class GradientFlow:
         for optimizer, flow in self._flows.items():
             known = self._updates.optimizers.get(optimizer)
             if known is not None:
+                flow.untold += max(known.updates - flow.told, 0) if flow.updates else 0
                 self._write(known.site, flow)
 
 

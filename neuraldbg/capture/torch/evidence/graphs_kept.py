@@ -41,6 +41,7 @@ class KeptGraphs:
         self._followed = 0
         self._told_at, self._stands_for = -1, 1  # later one step of many is looked at, and stands for those before
         self._look_at = _FIRST_LOOK
+        self._counted_at = 0
         core = self.core
         core.take_part("pass_ended", "graphs of passes", self._pass_ended, early=True)
         core.take_part("update_done", "graphs alive", self._updated, rarely=True)
@@ -65,8 +66,9 @@ class KeptGraphs:
 
     def _updated(self, *_: Any) -> None:
         step = self.core.recorder.step
-        if not self._alive or not (self.core.looking or step % _EVERY == 0):
+        if not self._alive or not (self.core.looking or step - self._counted_at >= _EVERY):
             return
+        self._counted_at = step
         if sum(count for _, _, count in self._alive.values()) < _FIRST_LOOK:
             return
         old = self._old(step)

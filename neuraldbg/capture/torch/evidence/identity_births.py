@@ -150,7 +150,8 @@ class Births:
         if before.count != made.count or not pairs or any(old is None or old is not new for old, new in pairs):
             return
         line.same += 1
-        if before.versions and before.versions == [_version(old) for old, _ in pairs]:
+        versions = [_version(old) for old, _ in pairs]
+        if before.versions and before.versions == versions[: len(before.versions)]:
             line.untouched += 1
             line.equal += before.settings == made.settings
 
@@ -159,8 +160,6 @@ class Births:
         if made is None:
             return
         made.updates += 1
-        if made.updates == CLOSELY:
-            del made.parameters[1:]
         if made.updates > CLOSELY:
             first = made.parameters[0]() if made.parameters else None
             made.versions = [] if first is None else [first._version]

@@ -65,6 +65,7 @@ class HostFetches:
     def __init__(self, capture: Any) -> None:
         self.core = capture.core
         self._lines: Counter[str] = Counter()
+        self._written_at = 0
         frames = self.core.recorder.frames
         made = frameless.Fetches or Fetches
         self._fetches = made(self.core, cannot_look, frames.known_files, frames.is_user_file, self._note_line)
@@ -78,7 +79,8 @@ class HostFetches:
         self._lines[self.core.recorder.frames.line() or "?"] += 1
 
     def _updated(self, *_: Any) -> None:
-        if self.core.recorder.step % 1024 == 1008:  # a step in which those are told who look rarely
+        if self.core.recorder.step - self._written_at >= 1000:
+            self._written_at = self.core.recorder.step
             self._write()
 
     def _write(self) -> None:

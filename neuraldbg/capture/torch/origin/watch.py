@@ -94,6 +94,8 @@ class OriginWatch:
         if self.lines.is_open:
             self.lines.close()
         self._graph_begun = False
+        if self._held and self.capture.backward.since_update == 0:
+            self._held.clear()  # of an update that a GradScaler left out
         if loss is None or (not self.left and not self.stop):
             return
         self._source = source

@@ -117,6 +117,7 @@ class Samples:
         self.why_not = "no backward was seen"
         self.loss_lines: Counter[int] = Counter()
         self.per_update: Counter[int] = Counter()  # backwards per update -> updates
+        self._counted_in = -1  # the step whose backwards these are
         self._since_update = 0
         self._tape: Tape | None = None
         self._numbers: dict[int, int] = {}  # id of a pass -> its number on the tape
@@ -192,6 +193,8 @@ class Samples:
     # -- the loss --------------------------------------------------------------------------------------------------
 
     def _backward_begun(self, loss: Tensor | None, source: int) -> None:
+        if self._counted_in != self.core.recorder.step:  # of the update before nobody may have told
+            self._counted_in, self._since_update = self.core.recorder.step, 0
         self._since_update += 1
         self.ledger.clipped = None  # what was clipped before this backward bounded nothing of it
         if len(self.loss_lines) < 64 or source in self.loss_lines:
@@ -238,6 +241,8 @@ class Samples:
             return own
         self._changes += own is not None
         self.specimen = Specimen([weakref.ref(root) for root in roots])
+        self.core.stop_telling("update_begun", self._update_begun)  # it may rest
+        self.core.tell_again("update_begun", self._update_begun)
         return self.specimen
 
     # -- updates ---------------------------------------------------------------------------------------------------

@@ -306,8 +306,8 @@ class Recording:
         if self._awake or root is None or not one.grad or self._broken or not self._is_ready(root):
             return
         self.tape.meet(root, one.model.site)
-        if one.step == self._asleep_in:
-            return
+        if one.step == self._asleep_in or self.core.heard is not self.core.moments:
+            return  # in other steps not every pass is told of
         self._asleep_in = one.step
         if self._pace is not None and self._pace.due() and all(each.grad_fn is None for each in tensors(given)):
             self._pace.wake()

@@ -1,0 +1,89 @@
+"""Steps of which most watchers are told nothing: what they would have seen there is neither lost nor made up."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from watching import facts, net, watching
+
+from neuraldbg.capture.budget import SamplingBudget
+from neuraldbg.capture.torch.probes import sample
+from neuraldbg.capture.torch.probes.runner import Probes
+
+QUIET = 1e-9  # a budget under which no step after the first ones is measured
+
+
+@pytest.fixture(autouse=True)
+def _no_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuraldbg.capture.torch.probes.runner.MOST_SECONDS", 0.0)
+
+
+def test_a_scaler_that_skips_updates_keeps_nothing_of_them_alive(tmp_path: Path) -> None:
+    """The loss is a number, its gradient is not, and no update ends the step."""
+    alive: list[weakref.ref[Tensor]] = []
+    model = nn.Linear(3, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-4), torch.amp.GradScaler("cpu", init_scale=8.0)
+    with watching(tmp_path, budget=QUIET):
+        for step in range(60):
+            optimizer.zero_grad()
+            out = model(torch.ones(4, 3))
+            root = torch.sqrt(out.square() + 1 if step < 30 else out * 0)
+            alive.append(weakref.ref(root))
+            scaler.scale(root.mean() + 1.0).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            del out, root
+        assert sum(ref() is not None for ref in alive) <= 1
+
+
+def test_graphs_that_one_of_two_networks_keeps_are_counted(tmp_path: Path) -> None:
+    """Two updates in each round of the loop: a look at every sixteenth would always meet the same network."""
+    kept = []
+    generator, judge = nn.Linear(3, 4), nn.Linear(4, 1)
+    first, second = (torch.optim.SGD(each.parameters(), lr=1e-4) for each in (judge, generator))
+    with watching(tmp_path, budget=QUIET):
+        for _ in range(400):
+            with torch.no_grad():
+                fake = generator(torch.randn(4, 3))
+            first.zero_grad()
+            (judge(torch.randn(4, 4)).mean() - judge(fake).mean()).square().backward()
+            first.step()
+            second.zero_grad()
+            loss = (judge(generator(torch.randn(4, 3))) - 1).square().mean()
+            loss.backward()
+            second.step()
+            kept.append(loss)
+    told = facts(tmp_path, "graphs_kept")
+    assert told[-1]["count"] == pytest.approx(800, rel=0.1)  # a pass of each network
+    assert told[-1]["followed"] == pytest.approx(1600, rel=0.1)
+
+
+def test_a_second_training_is_remembered_like_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its learning rates too: experiments after the run train with them."""
+    monkeypatch.setattr(sample, "RATES", 60)
+    with watching(tmp_path, budget=QUIET) as capture:
+        samples = next(each for each in capture.watchers if isinstance(each, Probes)).samples
+        for _ in range(2):
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            for step in range(100):
+                optimizer.param_groups[0]["lr"] = step / 1000
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(torch.ones(8, 4)), torch.zeros(8, 1)).backward()
+                optimizer.step()
+            assert samples.specimen is not None
+            trace = samples.specimen.traces[0]
+            begun = 100 - trace.updates  # the second is noticed once its optimizer has stepped
+            assert begun <= 2
+            assert trace.rates == [(step / 1000,) for step in range(begun, begun + 60)]
+
+
+def test_without_a_budget_the_cost_after_the_first_steps_is_that_of_later_ones() -> None:
+    budget = SamplingBudget(0.0)
+    for step in range(200):
+        budget.step_done(wall_ns=10_000_000 if step >= 20 else 100_000_000, own_ns=10_000 if step >= 20 else 50_000_000)
+    assert budget.ratio_after_start == pytest.approx(10_000 / 9_990_000, rel=1e-6)
