@@ -12,6 +12,7 @@ from replayed_programs import F, batch, mlp
 from whatif_command import neural
 
 from neuraldbg.capture.torch.attach import Options, TorchCapture
+from neuraldbg.capture.torch.core import RARELY
 from neuraldbg.capture.torch.recording import pacing
 from neuraldbg.capture.torch.recording.disk import DiskTape
 from neuraldbg.capture.torch.recording.pacing import FIRST, WINDOW, Pace
@@ -53,31 +54,31 @@ def test_what_costs_less_than_the_share_is_recorded_nearly_always() -> None:
 
 
 class Often(Pace):
-    """Awake for eight updates, then asleep for five."""
+    """Awake for eight updates, then when it is asked for the second time."""
 
     def __init__(self) -> None:
         super().__init__(1.0, lambda: 0.0)
-        self.slept = 0
+        self.asked = 0
 
     def due(self) -> bool:
-        self.slept += 1
-        return self.slept % 5 == 0
+        self.asked += 1
+        return self.asked % 2 == 0
 
 
 def test_recorded_stretches_are_made_again_and_what_lies_between_is_refused(tmp_path: Path) -> None:
-    capture = TorchCapture(lambda: None, Options(strict=True))
+    capture = TorchCapture(lambda: None, Options(budget=1e-9, strict=True))
     tape = DiskTape(tmp_path / FOLDER, windows=True)
     recording = Recording(capture.core, capture.patches, tape, Often())
     torch.manual_seed(0)
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(60):
+    for _ in range(100):
         x, y = batch()
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
     tape.flush()
-    second = FIRST + 4
+    second = 2 * RARELY  # it looks whether it is time in some steps only
     recorded = Recorded(tmp_path)
     for step in (0, FIRST - 1, second, second + WINDOW - 1):
         made = rebuilt(recorded, recording, step)
@@ -91,12 +92,12 @@ def test_recorded_stretches_are_made_again_and_what_lies_between_is_refused(tmp_
 
 
 def test_a_stretch_begins_where_no_pass_goes_on_from_one_that_was_left_out(tmp_path: Path) -> None:
-    capture = TorchCapture(lambda: None, Options(strict=True))
+    capture = TorchCapture(lambda: None, Options(budget=1e-9, strict=True))
     tape = DiskTape(tmp_path / FOLDER, windows=True)
     recording = Recording(capture.core, capture.patches, tape, Often())
     maker, judge = torch.nn.Linear(4, 6), torch.nn.Linear(6, 1)
     first, second = torch.optim.Adam(judge.parameters()), torch.optim.Adam(maker.parameters())
-    for _ in range(50):
+    for _ in range(80):
         made = maker(torch.randn(8, 4))
         first.zero_grad()
         judge(made.detach()).mean().backward()
