@@ -32,7 +32,9 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "another size": given(lambda data: torch.arange(float(data.numel() + 1))),
     "another shape, there": given(lambda data: data.reshape(1, -1)),
     "transposed, there": given(lambda data: torch.randn(4, 6).t()),
-    "narrower, there": given(lambda data: data.contiguous().view(torch.int8)[..., : data.numel()].reshape(data.shape)),
+    "narrower, there": given(
+        lambda data: data.contiguous().flatten().view(torch.int8)[: data.numel()].reshape(data.shape)
+    ),
     "a part": given(lambda data: torch.randn(20)[::2]),
     "another tensor": lambda value: value.clone(),
 }

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(
 def _nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """C steps aside for good where torch.compile was called, as other tests of this process do."""
     monkeypatch.setattr("neuraldbg.capture.torch.quick.compiled", lambda: False)
+    monkeypatch.setattr("neuraldbg.capture.torch.dispatch.compiled", lambda: False)
 
 
 class Odd(nn.Module):
