@@ -22,6 +22,7 @@ class LateQueue(DeviceQueue):
     def __init__(self) -> None:
         super().__init__()
         self.under_way: deque[tuple[float, Callable[[float], None]]] = deque()
+        self.used = True
 
     def scalar(self, tensor: Tensor, deliver: Callable[[float], None]) -> bool:
         self.under_way.append((float(tensor.detach()), deliver))
