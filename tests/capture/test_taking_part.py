@@ -127,3 +127,21 @@ def test_whoever_is_told_again_is_told_of_every_step() -> None:
     capture.core.take_part("update_done", "a watcher", notice)
     told_steps(capture, "ending", 56, switch)
     assert told == [*range(45), *range(52, 56)]
+
+
+class Failing:
+    def notice(self, *_: Any) -> None:
+        raise ValueError("of ours")
+
+
+def test_one_that_is_told_again_and_fails_is_left_out_by_its_name() -> None:
+    capture = TorchCapture(lambda: None, Options(strict=False))
+    one = Failing()
+    capture.core.take_part("update_done", "one that fails", one.notice)
+    capture.core.stop_telling("update_done", one.notice)
+    capture.core.tell_again("update_done", one.notice)  # another object, equal to the first
+    try:
+        trained(nn.Linear(3, 1), 3)
+    finally:
+        capture.close()
+    assert list(capture.core.guard.broken) == [("one that fails", None)]

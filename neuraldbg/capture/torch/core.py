@@ -139,6 +139,7 @@ class Core:
         self.looking = self.budget.full  # whether evidence is gathered in it, beyond statistics
         self.tell = self.guard.teller(self._leave_out)  # one moment to all who take part in it
         self._places: dict[int, tuple[str, str]] = {}  # id of who takes part -> moment, place
+        self._named: dict[Callable[..., None], str] = {}  # the place of all that are equal: a method is made anew
         self._looked_at = 0
         self._early: list[tuple[str, Callable[..., None]]] = []
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
@@ -156,6 +157,7 @@ class Core:
             guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
             told = guard(notice)
         self._places[id(told)] = (moment, place)
+        self._named[told] = place
         getattr(self.moments, moment).append(told)
         if not rarely:
             getattr(self.steady, moment).append(told)
@@ -172,6 +174,7 @@ class Core:
             _take_out(moments, moment, notice)
 
     def tell_again(self, moment: str, notice: Callable[..., None]) -> None:
+        self._places[id(notice)] = (moment, self._named[notice])
         for moments in (self.moments, self.steady):
             setattr(moments, moment, [*getattr(moments, moment), notice])
 
