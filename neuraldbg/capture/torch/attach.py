@@ -273,8 +273,7 @@ class TorchCapture:
         observers = (self.core.on_layer, self.core.on_gradient, self.core.on_look)
         for notices in (*watchers, self.backward.before_backward, *observers):
             notices.clear()
-        self.core.moments.clear()
-        self.core.steady.clear()
+        self.core.dismiss()
         self.watchers.clear()
 
     def forget(self) -> None:

@@ -178,6 +178,12 @@ class Core:
         for moments in (self.moments, self.steady):
             setattr(moments, moment, [*getattr(moments, moment), notice])
 
+    def dismiss(self) -> None:
+        """All who take part."""
+        self.moments.clear()
+        self.steady.clear()
+        self._named.clear()
+
     def _let_early_ones_rest(self) -> None:
         for moment, told in self._early:
             self.rest(moment, told)
