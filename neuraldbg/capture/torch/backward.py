@@ -63,7 +63,7 @@ class BackwardWatch:
                 result = original(tensors, *args, **kwargs)
             finally:
                 self._over()
-            if self.closely or core.budget.full or core.clock.on or core.heard.backward_done or self._overdue:
+            if self.closely or core.budget.full or core.clock.on or core.heard.backward_done or self.overdue(1):
                 self._left(tensors, began)
             else:
                 self.ended_ns = now_ns()
@@ -73,10 +73,9 @@ class BackwardWatch:
 
         return backward
 
-    @property
-    def _overdue(self) -> bool:
-        """Whether an update is, after the backward that is about to be counted."""
-        return self.since_update >= self.most + OVERDUE
+    def overdue(self, more: int = 0) -> bool:
+        """Whether an update is, once so many more backwards are counted."""
+        return self.since_update + more > self.most + OVERDUE
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -162,7 +161,7 @@ class BackwardWatch:
         loss = tensors if isinstance(tensors, Tensor) else _loss_of(tensors)
         if began is not None and core.budget.full and not (loss is not None and loss.is_cuda):
             core.recorder.span(self.loss_site, Phase.BACKWARD, (began[0], end - began[0] - core.ours_since(began[1])))
-        unusual = self.closely or self.since_update > self.most + OVERDUE
+        unusual = self.closely or self.overdue()
         core.tell((core.moments if unusual else core.heard).backward_done, loss)
         core.own_ns += now_ns() - end
 

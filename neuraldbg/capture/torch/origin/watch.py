@@ -13,7 +13,6 @@ from torch import Tensor
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import host
 from neuraldbg.capture.kernels.host import all_finite
-from neuraldbg.capture.torch.backward import OVERDUE
 from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.origin.answer import Answer, from_chain
 from neuraldbg.capture.torch.origin.batchfile import save_batch
@@ -129,18 +128,13 @@ class OriginWatch:
     def _backward_done(self, _: Tensor | None) -> None:
         updates, backward = self.capture.updates, self.capture.backward
         unclaimed = not len(updates.optimizers) and not len(updates.unnamed)
-        overdue = not unclaimed and self._overdue
+        overdue = not unclaimed and backward.overdue()
         if self.left and (unclaimed or (overdue and backward.since_update <= backward.most + LOOKED_AT)):
             first = next((p for _, p in self.core.tree.trainable() if p.grad is not None), None)
             if first is not None and not first.is_cuda and not_finite(first.grad):
                 self._updates_skipped() if overdue else self._gradients_bad()
         if unclaimed or overdue:
             self._held.clear()
-
-    @property
-    def _overdue(self) -> bool:
-        backward = self.capture.backward
-        return backward.since_update > backward.most + OVERDUE
 
     def _update_begun(self, optimizer: Any, _: Any) -> None:
         if (self.left or self.stop) and getattr(optimizer, "found_inf", None) is None:
@@ -297,7 +291,7 @@ class OriginWatch:
             "large": large,
             "diverging": growth is not None and growth > GROWN and large,
             "backward": self.core.backwards,
-            "update_skipped": self._skips and self._overdue,
+            "update_skipped": self._skips and self.capture.backward.overdue(),
             "not_replayed": self.search.refused,
             "backward_source": recorder.line_of_source(self._source),
             "saved_batch": saved,
