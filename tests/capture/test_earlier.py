@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import given as drawn
 from hypothesis import settings
@@ -58,7 +61,7 @@ def test_a_small_model_is_copied_whole_and_into_the_same_memory() -> None:
 def test_parameters_of_a_large_model_take_turns_under_a_budget() -> None:
     quarter = earlier.TURN_BYTES // 4 // 4  # elements: four of them fill a turn
     values, kept = [torch.empty(quarter, device="meta") for _ in range(PIECES)], EarlierValues(under_budget=True)
-    turns = [kept._turn(values) for _ in range(5)]
+    turns = [kept._turn(values)[0] for _ in range(5)]
     assert turns[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
     assert {at for turn in turns for at in turn} == set(range(PIECES))
 
@@ -66,13 +69,13 @@ def test_parameters_of_a_large_model_take_turns_under_a_budget() -> None:
 def test_where_every_step_is_measured_the_first_ones_are_copied() -> None:
     large = earlier.FULL_BYTES // 4 // 4
     values, kept = [torch.empty(large, device="meta") for _ in range(PIECES)], EarlierValues(under_budget=False)
-    assert [kept._turn(values) for _ in range(2)] == [[0, 1, 2, 3]] * 2
+    assert [kept._turn(values) for _ in range(2)] == [([0, 1, 2, 3], False)] * 2
 
 
 def test_a_parameter_that_no_turn_can_hold_is_left_out_and_told() -> None:
     values = [torch.empty(earlier.TURN_BYTES, device="meta"), torch.empty(8, device="meta")]
     kept = EarlierValues(under_budget=True)
-    assert kept._turn(values) == [1]
+    assert kept._turn(values) == ([1], True)
     assert kept.too_large
 
 
@@ -106,3 +109,86 @@ def test_a_plan_keeps_no_parameter_alive() -> None:
     assert gone() is None
     assert copy() is None
     assert len(kept.take(values)) == PIECES - 1
+
+
+def in_turns(monkeypatch: pytest.MonkeyPatch, values: list[torch.Tensor], room: int) -> EarlierValues:
+    monkeypatch.setattr(earlier, "TURN_BYTES", room)
+    assert sum(value.nbytes for value in values) > room
+    return EarlierValues(under_budget=True)
+
+
+def memory_of(copies: list[torch.Tensor | None]) -> set[int]:
+    return {copy.untyped_storage().data_ptr() for copy in copies if copy is not None}
+
+
+def test_turns_use_one_piece_of_memory_whatever_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [torch.randn(size) for size in (100, 7, 350, 33, 1, 250, 0, 500, 64)]
+    kept, places, seen = in_turns(monkeypatch, values, 2048), set(), set()
+    for _ in range(12):
+        copies = kept.take(values)
+        assert all(copy is None or torch.equal(copy, value) for copy, value in zip(copies, values, strict=True))
+        seen |= {at for at, copy in enumerate(copies) if copy is not None}
+        places |= memory_of(copies)
+        values[0].add_(1.0)
+        del copies  # as after the update
+    assert len(places) == 1
+    assert seen == set(range(len(values)))
+
+
+def test_copies_that_somebody_holds_are_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer that steps another one inside of its own step."""
+    values = parameters(64)
+    kept = in_turns(monkeypatch, values, 600)
+    outer = kept.take(values)
+    before = [None if copy is None else copy.clone() for copy in outer]
+    inner = kept.take([value + 100 for value in values])
+    assert not memory_of(outer) & memory_of(inner)
+    assert all(a is None or torch.equal(a, b) for a, b in zip(outer, before, strict=True))
+
+
+def test_a_turn_copies_other_layouts_and_types_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    values = [image, torch.randn(6, 4).t(), torch.randn(5, dtype=torch.float64), torch.randn(9)[::2], torch.ones(4000)]
+    copies = in_turns(monkeypatch, values, 8192).take(values)
+    assert copies[-1] is None
+    for copy, value in zip(copies[:-1], values[:-1], strict=True):
+        assert copy is not None
+        assert torch.equal(copy, value)
+        assert copy.dtype == value.dtype
+    assert copies[0] is not None
+    assert copies[0].stride() == image.stride()
+
+
+def test_threads_that_train_at_once_get_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch lets go of the interpreter while one of them is in the middle of its turn."""
+    models = [[torch.full((600,), float(number)) for _ in range(12)] for number in range(4)]
+    kept = in_turns(monkeypatch, models[0], 12_000)
+    wrong: list[object] = []
+
+    def train(values: list[torch.Tensor]) -> None:
+        try:
+            for _ in range(300):
+                copies = kept.take(values)
+                wrong.extend(c for c, v in zip(copies, values, strict=True) if c is not None and not torch.equal(c, v))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=train, args=(values,)) for values in models]
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switching)
+    assert not wrong
+
+
+def test_what_is_not_in_host_memory_is_copied_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [torch.empty(3000, device="meta"), torch.ones(3000)]
+    copies = in_turns(monkeypatch, values, 13_000).take(values)
+    assert copies[0] is not None
+    assert copies[0].is_meta
+    assert copies[1] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -13,9 +14,10 @@ from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.kernels.host import span_of
 
 FULL_BYTES = 2**30  # where every step is measured: above it only the first parameters are copied
+ALIGNED = 64
 MOST_PLANS = 8
 PLANNED_BYTES = 64 * 2**20  # above it torch copies, by several threads
-TURN_BYTES = 48 * 2**20  # under a budget: a larger model's parameters take turns
+TURN_BYTES = 24 * 2**20  # under a budget: a larger model's parameters take turns
 
 
 class EarlierValues:
@@ -24,6 +26,8 @@ class EarlierValues:
         self._room = TURN_BYTES if under_budget else FULL_BYTES
         self._copies: IdentityTable[Tensor] = IdentityTable()
         self._plans: dict[int, _Plan] = {}  # by the first parameter: an optimizer has the same ones each time
+        self._shared = _Shared(self._room)
+        self._lock = threading.Lock()
         self._next = 0  # parameter that the next turn begins with
         self.too_large = False  # some parameter alone is more than a turn holds
 
@@ -32,20 +36,33 @@ class EarlierValues:
         plan = self._plans.get(id(parameters[0])) if parameters else None
         if plan is not None and plan.jobs and frameless.keep(parameters, plan.jobs):
             return plan.copies
-        chosen = self._turn(parameters)
-        copies: list[Tensor | None] = [None] * len(parameters)
+        with self._lock:  # several threads may train
+            copies = self._rooms_for(parameters)
         groups: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
-        for at in chosen:
-            value = parameters[at].detach()
-            copy = torch.empty_like(value) if value.is_cuda else self._copy_of(parameters[at], value)
-            copies[at] = copy
-            ours, theirs = groups.setdefault(value.device, ([], []))
-            ours.append(copy)
-            theirs.append(value)
+        for parameter, copy in zip(parameters, copies, strict=True):
+            if copy is not None:
+                ours, theirs = groups.setdefault(copy.device, ([], []))
+                ours.append(copy)
+                theirs.append(parameter.detach())
         for ours, theirs in groups.values():
             torch._foreach_copy_(ours, theirs)
         if parameters and frameless.keep is not None:
             self._planned(parameters, copies)
+        return copies
+
+    def _rooms_for(self, parameters: list[Tensor]) -> list[Tensor | None]:
+        """Where the copies go."""
+        copies: list[Tensor | None] = [None] * len(parameters)
+        chosen, in_turns = self._turn(parameters)
+        shared = self._shared.lend() if in_turns else None
+        for at in chosen:
+            value = parameters[at].detach()
+            if shared is not None and _plain(value):
+                copies[at] = shared.like(value)
+            elif in_turns or value.is_cuda:
+                copies[at] = torch.empty_like(value)
+            else:
+                copies[at] = self._copy_of(parameters[at], value)
         return copies
 
     def _planned(self, parameters: list[Tensor], copies: list[Tensor | None]) -> None:
@@ -55,13 +72,13 @@ class EarlierValues:
             self._plans.clear()
         self._plans[id(parameters[0])] = _Plan(parameters, copies)
 
-    def _turn(self, parameters: list[Tensor]) -> list[int]:
-        """Those that fit, from where the last turn ended; everything when it does."""
+    def _turn(self, parameters: list[Tensor]) -> tuple[list[int], bool]:
+        """Those that fit, from where the last turn ended; everything when it does. And whether they take turns."""
         sizes = [p.numel() * p.element_size() if p.layout == torch.strided else -1 for p in parameters]
-        on_host = [0 if p.is_cuda else size for p, size in zip(parameters, sizes, strict=True)]
+        on_host = [0 if p.is_cuda else _room_for(size) for p, size in zip(parameters, sizes, strict=True)]
         if sum(on_host) <= self._room:
-            return [at for at, size in enumerate(sizes) if size >= 0]
-        self._copies = IdentityTable()  # other ones are needed now
+            return [at for at, size in enumerate(sizes) if size >= 0], False
+        self._copies = IdentityTable()  # of a model that was smaller
         room, chosen, count = self._room, [], len(parameters)
         start = self._next % count if self._under_budget else 0
         for at in [*range(start, count), *range(start)]:
@@ -73,7 +90,7 @@ class EarlierValues:
                 self._next = at
                 break
             chosen.append(at)
-        return chosen
+        return chosen, self._under_budget
 
     def _copy_of(self, parameter: Tensor, value: Tensor) -> Tensor:
         copy: Any = self._copies.get(parameter)
@@ -81,6 +98,42 @@ class EarlierValues:
             copy = self._copies[parameter] = torch.empty_like(value)
         made: Tensor = copy
         return made
+
+
+def _plain(value: Tensor) -> bool:
+    return type(value) is Tensor and value.is_cpu and not value.is_quantized
+
+
+def _room_for(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+class _Shared:
+    """One piece of memory for those whose turn it is: pieces of their own, of other sizes each time, would leave gaps
+    behind that an allocator does not give back."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._memory: Tensor | None = None
+        self._at = 0
+        self._lent: list[weakref.ref[Tensor]] = []
+
+    def lend(self) -> _Shared | None:
+        """From its beginning. None while someone holds copies of an earlier turn."""
+        if any(copy() is not None for copy in self._lent):
+            return None
+        self._lent, self._at = [], 0
+        return self
+
+    def like(self, value: Tensor) -> Tensor:
+        if self._memory is None:
+            self._memory = torch.empty(self._size, dtype=torch.uint8, device="cpu")
+        dense = torch.empty_like(value, device="meta")  # its strides
+        piece = self._memory.narrow(0, self._at, value.nbytes)
+        copy = piece.view(value.dtype).as_strided(dense.shape, dense.stride())
+        self._at += _room_for(value.nbytes)
+        self._lent.append(weakref.ref(copy))
+        return copy
 
 
 class _Plan:
