@@ -45,6 +45,13 @@ class Beside:
                 self._differences.append(longer if full_between else -longer)
                 self.extra = self._extra()
 
+    def quiet_steps(self, walls_ns: list[int]) -> None:
+        """One after another: from the third on they lie between their like."""
+        for wall_ns in walls_ns[:2]:
+            self.step(wall_ns, full=False)
+        self._quiet.extend(walls_ns[2:])
+        self._last.extend([(wall_ns, False) for wall_ns in walls_ns[2:]])
+
     @property
     def quiet_ns(self) -> float | None:
         """A quiet step, as they have been lately."""

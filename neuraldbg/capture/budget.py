@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from neuraldbg.capture.beside import Beside
 
@@ -33,8 +34,9 @@ class Average:
     def __init__(self) -> None:
         self.value: float | None = None
 
-    def add(self, value: float) -> None:
-        self.value = value if self.value is None else self.value + _SMOOTH * (value - self.value)
+    def add(self, value: float, times: int = 1) -> None:
+        weight = _SMOOTH if times == 1 else 1 - (1 - _SMOOTH) ** times
+        self.value = value if self.value is None else self.value + weight * (value - self.value)
 
 
 class Typical:
@@ -50,7 +52,15 @@ class Typical:
         self._last.append(value)
         self._seen += 1
         if self._seen < _REMEMBERED or self._seen % _ANEW == 0:
-            self.value = sorted(self._last)[len(self._last) // 2]
+            self._find()
+
+    def add_all(self, values: Sequence[float]) -> None:
+        self._last.extend(values)
+        self._seen += len(values)
+        self._find()
+
+    def _find(self) -> None:
+        self.value = sorted(self._last)[len(self._last) // 2]
 
 
 class SamplingBudget:
@@ -148,12 +158,14 @@ class SamplingBudget:
     def _settle(self) -> None:
         """The books of the quiet steps that were only counted."""
         self._quiet_left = 0
-        for wall_ns, own_ns in self._unsettled:
-            bare_ns = max(wall_ns - own_ns, 0)
-            self._bare.add(bare_ns)
-            self._quiet.add(own_ns)
-            self.beside.step(wall_ns, full=False)
-            self._trained_ns += min(bare_ns, LONGEST_STEP * (self._bare.value or 0.0))
+        if not self._unsettled:
+            return
+        bare = [max(wall_ns - own_ns, 0) for wall_ns, own_ns in self._unsettled]
+        self._bare.add_all(bare)
+        self._quiet.add(sum([own_ns for _, own_ns in self._unsettled]) / len(bare), times=len(bare))
+        self.beside.quiet_steps([wall_ns for wall_ns, _ in self._unsettled])
+        usual = LONGEST_STEP * (self._bare.value or 0.0)
+        self._trained_ns += sum([min(one, usual) for one in bare])
         self._since_full += len(self._unsettled)
         self._since_watch += len(self._unsettled)
         self._unsettled.clear()

@@ -6,13 +6,17 @@ import random
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from neuraldbg.capture.beside import Beside
 from neuraldbg.capture.budget import (
     FIRST_IN_FULL,
     LONGEST_PERIOD,
     MOST_TURNS,
     PATIENCE_NS,
     QUIET_EVERY,
+    Average,
     SamplingBudget,
 )
 
@@ -252,3 +256,24 @@ def test_quiet_steps_that_are_accounted_for_together_are_all_in_the_books(share:
     assert budget.steps == (3000 if step_ms < 10 else 300)
     if share:
         assert max(gaps[FIRST_IN_FULL + 5 :]) <= budget.period + 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(1, 10**9), min_size=1, max_size=9)), max_size=12))
+def test_quiet_steps_told_together_count_as_told_one_by_one(runs: list[tuple[bool, list[int]]]) -> None:
+    together, singly = Beside(), Beside()
+    for full, walls in runs:
+        for wall in walls:
+            singly.step(wall, full=full)
+            together.step(wall, full=True) if full else None
+        together.quiet_steps(walls) if not full else None
+    assert (together.extra, together.quiet_ns) == (singly.extra, singly.quiet_ns)
+
+
+def test_steps_told_together_weigh_as_many() -> None:
+    together, singly = Average(), Average()
+    for average in (together, singly):
+        average.add(100.0)
+    together.add(20.0, times=8)
+    for _ in range(8):
+        singly.add(20.0)
+    assert together.value == pytest.approx(singly.value)
