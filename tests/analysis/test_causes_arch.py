@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from watching import trace_of, watching
 
+from neuraldbg.analysis.causes.arch_reading import Weight
+from neuraldbg.analysis.causes.arch_start import _in_few_groups
 from neuraldbg.analysis.diagnose import LOUD, diagnose
 from neuraldbg.capture.torch.probes import runner
 from neuraldbg.records import Finding
@@ -78,6 +80,22 @@ def test_the_gates_of_a_constant_lstm_are_one_unit_each(tmp_path: Path) -> None:
     first, *_ = found(tmp_path, Recurrent(0.1))
     assert (first.kind, first.layer) == ("bad_init", "rnn")
     assert "4 different" in first.summary
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "copies"),
+    [
+        ("LSTM", (4, 4), True),
+        ("LSTM", (4, 8), True),  # where sums are added up otherwise
+        ("GRU", (3, 5), True),
+        ("LSTM", (4, None), False),  # more than a few
+        ("LSTM", (6, 8), False),
+        ("Embedding", (4, 8), False),  # rows come into use
+    ],
+)
+def test_only_gates_may_come_apart_with_time(kind: str, groups: tuple[int | None, ...], copies: bool) -> None:
+    weight = Weight(0, "rnn", 0, kind, (96, 2), 0.1, True, 0.1, 0.1)
+    assert _in_few_groups(weight, [{"different": count, "moved": 0.1} for count in groups]) is copies
 
 
 def test_units_are_copies_up_to_the_rounding_of_sums(tmp_path: Path) -> None:

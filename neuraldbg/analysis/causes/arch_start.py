@@ -28,6 +28,7 @@ FLAT = 0.5  # share of a bounded activation in its flat part
 BLOWN_UP = 30.0  # spread of the output over that of the first layer
 FADED = 1e-3
 DEAD = 0.9
+GATES = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}  # of a recurrent layer, each with its own units
 
 
 @cause(
@@ -80,14 +81,10 @@ def _copies(evidence: Evidence) -> Iterator[Finding]:
     for fact in evidence.facts("rows_later"):
         looks.setdefault(fact["site"], []).append(fact)
     still = {site for site, facts in looks.items() if all(_still_equal(fact) for fact in facts)}
-    few = {site for site, facts in looks.items() if all(_few_units(fact, facts[-1]) for fact in facts)}
     equal = [
         weight
         for weight in weights(evidence)
-        if weight.equal_rows
-        and (
-            weight.site in still or (weight.site in few and looks[weight.site][-1]["different"] <= weight.shape[0] / 4)
-        )
+        if weight.equal_rows and (weight.site in still or _in_few_groups(weight, looks.get(weight.site, [])))
     ]
     if not equal or evidence.updates < 10:
         return
@@ -113,9 +110,14 @@ def _still_equal(fact: dict[str, Any]) -> bool:
     return bool(fact.get("equal")) or (fact.get("different") == 1 and (fact.get("moved") or 0.0) > 0)
 
 
-def _few_units(fact: dict[str, Any], last: dict[str, Any]) -> bool:
-    """Units that have moved, and only in a few groups: the gates of a recurrent layer."""
-    return bool(fact.get("different")) and fact["different"] == last.get("different") and (fact.get("moved") or 0) > 0
+def _in_few_groups(weight: Weight, looks: list[dict[str, Any]]) -> bool:
+    """Units that have moved, and only in a few groups: the gates of a recurrent layer. Its rounding adds up over the
+    steps of a sequence, and Adam makes as much of it as of a gradient: groups may come apart with time."""
+    groups = [fact.get("different") or 0 for fact in looks]
+    moved = all((fact.get("moved") or 0) > 0 for fact in looks)
+    if not groups or not moved or not 0 < min(groups) <= max(groups) <= weight.shape[0] / 4:
+        return False
+    return min(groups) == max(groups) or groups[0] <= GATES.get(weight.type, 0) <= groups[-1]
 
 
 def _too_large(evidence: Evidence) -> Iterator[Finding]:
