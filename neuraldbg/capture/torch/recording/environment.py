@@ -46,11 +46,17 @@ def user_files(folder: Path) -> dict[str, str]:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     beside = os.path.dirname(os.path.realpath(main)) + os.sep if isinstance(main, str) else root
     found: dict[str, str] = {}
+    real: dict[str, str] = {}  # folders, which a few thousand modules share
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or len(found) >= MOST_FILES or not file.endswith(".py"):
             continue
-        path = os.path.realpath(file)
+        above, name = os.path.split(file)
+        if above not in real:
+            real[above] = os.path.realpath(above)
+        path = os.path.join(real[above], name)
+        if os.path.islink(path):
+            path = os.path.realpath(path)
         if path.startswith((root, beside)) and f"{os.sep}site-packages{os.sep}" not in path:
             digest = hash_of(path)
             if digest is not None:
