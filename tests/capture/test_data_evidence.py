@@ -16,6 +16,7 @@ from watching import facts, net, trace_of, train, watching
 
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.capture.torch.core import RARELY
+from neuraldbg.capture.torch.evidence import rows as evidence_rows
 from neuraldbg.capture.torch.evidence.data_relation import relation_of
 from neuraldbg.capture.torch.evidence.rows import keys_of
 
@@ -117,7 +118,9 @@ def test_the_first_layer_is_described_feature_by_feature(tmp_path: Path) -> None
     assert first["largest_std"] / first["smallest_std"] > 1000
 
 
-def test_equal_rows_have_equal_keys_and_others_do_not() -> None:
+@pytest.mark.parametrize("kernel", [True, False])
+def test_equal_rows_have_equal_keys_and_others_do_not(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence_rows, "fused", evidence_rows.fused if kernel else None)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (2000, 16)).astype(np.float32)
     for kind in (np.float32, np.float64, np.int8, np.int64):
         keys = keys_of(signs.astype(kind))
@@ -194,3 +197,18 @@ def test_evaluations_are_told_apart_however_long_the_training_goes_on(
         evidence = Evidence(trace)
         assert evidence.curve("eval_loss").values.tolist() == pytest.approx([float(unseen)])
         assert evidence.curve("eval_loss.seen").values.tolist() == pytest.approx([float(seen)])
+
+
+def test_a_set_that_comes_into_sight_late_is_found_though_batches_are_large(tmp_path: Path) -> None:
+    """Four batches of 2 MB are all whose rows are remembered; the search at the ninth pass is made all the same."""
+    model = nn.Linear(256, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watching(tmp_path):
+        for step in range(12):
+            if step == 8:
+                late = torch.randn(8192, 256)
+            optimizer.zero_grad()
+            out = model(torch.randn(2048, 256) if step < 8 else late[torch.randperm(8192)[:2048]])
+            out.square().mean().backward()
+            optimizer.step()
+    assert ("late", 8192) in {(one.get("name"), one.get("rows")) for one in facts(tmp_path, "data_set")}

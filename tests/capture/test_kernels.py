@@ -285,3 +285,18 @@ def test_an_install_without_a_compiler_goes_on(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("*.so"))
+
+
+@given(st.integers(0, 40), st.integers(1, 300), st.randoms(use_true_random=False))
+@compiled
+def test_rows_are_hashed_as_each_would_be_alone(rows: int, size: int, chance: Any) -> None:
+    data = np.frombuffer(chance.randbytes(rows * size) or b"\0", np.uint8)
+    found = np.frombuffer(host.fused.hash_rows(data.ctypes.data, rows, size), np.uint64)
+    assert found.tolist() == [host.fused.hash(data.ctypes.data + at * size, size) for at in range(rows)]
+
+
+@compiled
+@pytest.mark.parametrize("given", [(0, 1, 8), (8, -1, 8), (8, 2**62, 8), (8, 1, 0), (8, 1, -3), (8, 1), ("x", 1, 8)])
+def test_rows_that_cannot_be_are_refused(given: tuple[Any, ...]) -> None:
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        host.fused.hash_rows(*given)

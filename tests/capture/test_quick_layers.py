@@ -9,54 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from quick_layers import LOOKED, QUICK, STEPS, Odd, by_python, nothing_was_compiled, seen_by_c, table  # noqa: F401
 from torch import Tensor, nn
 from watching import net, trace_of, train, watching
 
-from neuraldbg.capture.kernels import host
 from neuraldbg.capture.torch import dispatch
 from neuraldbg.records import Kind
 from neuraldbg.trace.tables import KIND_CODE
 
-STEPS = 40
-QUICK = 37  # a step that C sees: after the first ones, and not one that is looked at
-
-pytestmark = pytest.mark.skipif(
-    getattr(host.fused, "Layers", None) is None, reason="no kernel, or not on Linux: Python sees every layer"
-)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C steps aside for good where torch.compile was called, as other tests of this process do."""
-    monkeypatch.setattr("neuraldbg.capture.torch.quick.compiled", lambda: False)
-    monkeypatch.setattr("neuraldbg.capture.torch.dispatch.compiled", lambda: False)
-
-
-class Odd(nn.Module):
-    """Outputs that C leaves to Python, beside one that it does not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = nn.Linear(4, 8)
-        self.rnn = nn.LSTM(8, 8, batch_first=True)
-        self.last = nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden, _ = self.rnn(self.wide(x).unsqueeze(1))
-        out: Tensor = self.last(hidden[:, -1])
-        return out
-
-
-Rows = list[dict[str, Any]]
-
-
-def table(folder: Path, name: str, step: int) -> Rows:
-    """The rows of one step, with the path of their site."""
-    with trace_of(folder) as trace:
-        columns = {key: values.tolist() for key, values in trace.table(name).items()}
-        paths = {site.id: site.path for site in trace.sites}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [{**row, "path": paths[row["site"]]} for row in rows if row["step"] == step]
+pytestmark = [seen_by_c, pytest.mark.usefixtures("nothing_was_compiled")]
 
 
 def rows_of(folder: Path, step: int) -> dict[tuple[str, int, int, int], dict[str, Any]]:
@@ -64,11 +25,40 @@ def rows_of(folder: Path, step: int) -> dict[tuple[str, int, int, int], dict[str
     return {(row["path"], row["kind"], row["phase"], row["slot"]): row for row in rows}
 
 
-def by_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuraldbg.capture.torch.quick.QuickLayers.begin", lambda *_: False)
+def told_of(folder: Path) -> list[dict[str, Any]]:
+    """All facts, less what another run would have otherwise: times, numbers in order, models still in memory."""
+    with trace_of(folder) as trace:
+        every = trace.facts()
+    passing = ("overhead", "resources", "note", "probe", "environment", "copy")
+    return [
+        {key: value for key, value in row.items() if key not in ("seq", "wall_ns", "seconds")}
+        for row in every
+        if row["type"] not in passing
+    ]
 
 
-@pytest.mark.parametrize("make", [net, Odd])
+class Learnt(nn.Module):
+    """Puts out a weight, as learnt tokens and positions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 4))
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.weight
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt, self.last = Learnt(), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(x + self.learnt(x))
+        return out
+
+
+@pytest.mark.parametrize("make", [net, Odd, Shifted])
 def test_c_writes_what_python_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     torch.manual_seed(1)
     first = make()
@@ -81,26 +71,89 @@ def test_c_writes_what_python_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
             last = capture.passes.quick.one
         assert (last is not None and last.step == STEPS - 1) == (folder == "c")
         by_python(monkeypatch)
-    fast, slow = rows_of(tmp_path / "c", QUICK), rows_of(tmp_path / "python", QUICK)
-    assert set(fast) == set(slow)
-    for key, row in slow.items():
-        for name in ("count", "mean", "std", "min", "max", "l2", "zero_count", "nan_count", "pass_id"):
-            assert fast[key][name] == pytest.approx(row[name], rel=1e-12), (key, name)
-    assert {code for _, code, _, _ in fast} >= {
-        KIND_CODE[kind] for kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.PARAMETER, Kind.UPDATE)
-    }
+    for step in (LOOKED, QUICK):
+        fast, slow = rows_of(tmp_path / "c", step), rows_of(tmp_path / "python", step)
+        assert set(fast) == set(slow)
+        for key, row in slow.items():
+            for name in ("count", "mean", "std", "min", "max", "l2", "zero_count", "nan_count", "pass_id"):
+                assert fast[key][name] == pytest.approx(row[name], rel=1e-12), (key, name)
+        assert {code for _, code, _, _ in fast} >= {
+            KIND_CODE[kind] for kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.PARAMETER, Kind.UPDATE)
+        }
 
 
-def test_c_times_the_layers_that_python_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = {}
+@pytest.mark.parametrize("make", [net, Odd])
+def test_evidence_is_the_same_where_c_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    told = []
     for folder in ("c", "python"):
-        with watching(tmp_path / folder):
-            train(Odd(), STEPS)
-        own = table(tmp_path / folder, "spans", QUICK)
-        spans[folder] = sorted((row["path"], row["phase"], row["depth"], row["host_bytes"]) for row in own)
-        assert all(row["duration_ns"] > 0 for row in own)
+        torch.manual_seed(1)
+        network = make()
+        with watching(tmp_path / folder) as capture:
+            train(network, LOOKED)
+            assert (capture.passes.quick.one is not None) == (folder == "c")
+            train(network, STEPS)
+        told.append(told_of(tmp_path / folder))
         by_python(monkeypatch)
-    assert spans["c"] == spans["python"]
+    assert {"start", "entry_layer", "loss_input"} <= {row["type"] for row in told[0]}
+    assert sorted(map(str, told[0])) == sorted(map(str, told[1]))
+
+
+class Direct(nn.Module):
+    """Calls one of two equal parts by its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far = Learner(), Learner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.far.forward(self.near(x))
+        return out
+
+
+class Learner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_a_module_whose_class_is_watched_is_measured_once(tmp_path: Path) -> None:
+    model = Direct()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with watching(tmp_path):
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    rows = [row for row in table(tmp_path, "stats", 5) if row["kind"] == KIND_CODE[Kind.ACTIVATION]]
+    assert sorted(row["path"] for row in rows if row["path"] in ("near", "far")) == ["far", "near"]
+
+
+@pytest.mark.parametrize("where", ["a layer", "a layer that C leaves to Python"])
+def test_ctrl_c_while_evidence_is_gathered_reaches_the_user(tmp_path: Path, where: str) -> None:
+    model = net() if where == "a layer" else Odd()
+    with watching(tmp_path, strict=False) as capture:
+        train(model, 2)
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        capture.core.on_look.append(interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, 1)
+        capture.core.on_look.remove(interrupted)
+        train(model, 2)
+        assert capture.passes.quick.c is not None
+
+
+def test_a_step_that_is_not_measured_asks_c_for_nothing(tmp_path: Path) -> None:
+    with watching(tmp_path, budget=1e-9) as capture:
+        train(net(), 3)
+        assert capture.passes.quick.one is not None
+        train(net(), STEPS)
+        assert capture.passes.quick.one is None
 
 
 def test_rows_are_in_the_order_in_which_they_were_seen(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from watching import facts, net, watching
 
 from neuraldbg.capture.budget import SamplingBudget
+from neuraldbg.capture.torch.core import RARELY
+from neuraldbg.capture.torch.evidence.loss_inputs import SPACING, LossInputs
 from neuraldbg.capture.torch.probes import sample
 from neuraldbg.capture.torch.probes.runner import Probes
 
@@ -87,3 +91,45 @@ def test_without_a_budget_the_cost_after_the_first_steps_is_that_of_later_ones()
     for step in range(200):
         budget.step_done(wall_ns=10_000_000 if step >= 20 else 100_000_000, own_ns=10_000 if step >= 20 else 50_000_000)
     assert budget.ratio_after_start == pytest.approx(10_000 / 9_990_000, rel=1e-6)
+
+
+def test_a_loss_is_looked_at_when_its_time_has_come_not_when_all_are_told_anyway(tmp_path: Path) -> None:
+    """The last look says what the model has learnt by the end: seventeen updates earlier it may not have."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with watching(tmp_path, budget=QUIET) as capture:
+        notices: list[Any] = capture.core.moments.backward_begun
+        lines = next(one.__self__ for one in notices if isinstance(one.__self__, LossInputs))._lines
+        looks: list[int] = []
+        for number in range(500):
+            optimizer.zero_grad()
+            before = sum(line.looks for line in lines.values())
+            (model(torch.randn(8, 4)) - torch.randn(8, 1)).square().mean().backward()
+            if sum(line.looks for line in lines.values()) > before:
+                looks.append(number)
+            optimizer.step()
+    late = [at for at in looks if at > 150]
+    assert len(late) >= 4
+    assert all(abs(after - (before * SPACING + 1)) <= 2 for before, after in pairwise(late))
+
+
+def test_a_line_of_backward_that_never_comes_again_costs_the_others_nothing(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    told = 0
+
+    def count(*_: object) -> None:
+        nonlocal told
+        told += 1
+
+    with watching(tmp_path, budget=QUIET) as capture:
+        for step in range(900):
+            if step == 300:
+                capture.core.take_part("backward_begun", "a count", count, rarely=True)
+            optimizer.zero_grad()
+            if step < 200:
+                model(torch.randn(8, 4)).square().mean().backward()
+            else:
+                model(torch.randn(8, 4)).abs().mean().backward()
+            optimizer.step()
+    assert told <= 600 // RARELY + 60

@@ -181,6 +181,29 @@ static PyObject *hash(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyLong_FromUnsignedLongLong(hash_of_bytes(set_of(flags), at, bytes));
 }
 
+PyDoc_STRVAR(rows_doc, "hash_rows(address, rows, bytes of one) -> bytes\n\nEight of each row: its hash.");
+
+static PyObject *hash_rows(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    long long rows = 0, bytes = 0;
+    const char *at = given > 0 ? PyLong_AsVoidPtr(args[0]) : NULL;
+    if (given != 3)
+        return PyErr_Format(PyExc_TypeError, "hash_rows takes 3 arguments, not %zd", given);
+    if (PyErr_Occurred() || !read_number(args[1], &rows) || !read_number(args[2], &bytes))
+        return NULL;
+    if (rows < 0 || bytes < 1 || rows > INT64_MAX / 8 / bytes || !is_tensor(at, U8, rows * bytes)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "rows are counted from 0, and hold a byte at least");
+        return NULL;
+    }
+    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * rows));
+    for (long long i = 0; found && i < rows; i++) {
+        uint64_t one = hash_of_bytes(set_of(0), at + i * bytes, bytes);
+        memcpy(PyBytes_AS_STRING(found) + 8 * i, &one, 8);
+    }
+    return found;
+}
+
 static int read_job(PyObject *item, job *one)
 {
     PyObject *fast = PySequence_Tuple(item);
@@ -298,6 +321,7 @@ static PyObject *sweep(PyObject *self, PyObject *const *args, Py_ssize_t given) 
 static PyMethodDef methods[] = {
     {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL, measure_doc},
     {"spread", (PyCFunction)(void (*)(void))spread, METH_FASTCALL, spread_doc},
+    {"hash_rows", (PyCFunction)(void (*)(void))hash_rows, METH_FASTCALL, rows_doc},
     {"hash", (PyCFunction)(void (*)(void))hash, METH_FASTCALL, hash_doc},
     {"measure_many", (PyCFunction)(void (*)(void))measure_many, METH_FASTCALL, many_doc},
     {"sweep", (PyCFunction)(void (*)(void))sweep, METH_FASTCALL, sweep_doc},

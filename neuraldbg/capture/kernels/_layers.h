@@ -48,7 +48,7 @@ typedef struct {
 } kinds; /* what torch calls them */
 
 typedef struct {
-    PyObject_HEAD PyObject *next_seq, *missed, *missed_gradient, *modes;
+    PyObject_HEAD PyObject *next_seq, *missed, *missed_gradient, *looked, *modes;
     kinds known_as;
     PyObject *above; /* the hook after a module in Python: gets what began before us */
     stats_row *stats;
@@ -58,9 +58,10 @@ typedef struct {
     int known;
     call stack[DEEPEST];
     int depth, above_depth;
-    int64_t step, own, largest, read; /* tensors above `largest` bytes are left out; bytes of those that were not */
+    int64_t step, largest, read; /* tensors above `largest` bytes are left out; bytes of those that were not */
+    int64_t own, taken;          /* nanoseconds spent here, and of them those that Python knows of */
     int32_t pass;
-    char phase, with_gradient, wants_activation, wants_gradient;
+    char phase, with_gradient, wants_activation, wants_gradient, looks, resting;
     unsigned long owner;
     int32_t last_site, last_pass; /* whose output gradient arrived last; -1 = none */
     int64_t last_at;
@@ -267,6 +268,18 @@ static void charge_backward(watch *of, int64_t now)
         put_span(of, of->last_site, BACKWARD, of->last_pass, 0, of->last_at, now - of->last_at, -1);
 }
 
+/* Python's part. Whether it may go on: what its guard lets through (Ctrl-C, a stop that was asked for) is the user's. */
+static int tell_python(PyObject *listener, PyObject *given)
+{
+    PyObject *held = Py_XNewRef(listener); /* it may be let go of meanwhile */
+    PyObject *told = held && given ? PyObject_CallObject(held, given) : NULL;
+    int fine = told || !held;
+    Py_XDECREF(told);
+    Py_XDECREF(held);
+    Py_XDECREF(given);
+    return fine;
+}
+
 static PyObject *gradient_arrived(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
 {
     hook *mine = (hook *)self;
@@ -275,24 +288,25 @@ static PyObject *gradient_arrived(PyObject *self, PyObject *const *args, size_t 
     if (!of->missed_gradient || of->error || PyVectorcall_NARGS(given) < 1 || args[0] == Py_None)
         Py_RETURN_NONE;
     int64_t now = clock_of(CLOCK_MONOTONIC);
-    if (mine->leaf)
+    int timed = mine->leaf && !of->resting, fine = 1;
+    if (timed)
         charge_backward(of, now);
     int plain = read_plain(&of->known_as, args[0], &one);
     if (plain == 1 && not_too_large(of, &one)) {
         measure_plain(&one);
         put_stats(of, mine->site, GRADIENT, BACKWARD, mine->pass, &one.now);
-    } else if (plain == 0) {
-        PyObject *done = PyObject_CallFunction(of->missed_gradient, "iiO", mine->site, mine->pass, args[0]);
-        Py_XDECREF(done);
-    }
+    } else if (plain == 0)
+        fine = tell_python(of->missed_gradient, Py_BuildValue("(iiO)", mine->site, mine->pass, args[0]));
     int64_t end = clock_of(CLOCK_MONOTONIC);
     of->own += end - now;
-    if (mine->leaf) {
+    if (timed) {
         of->last_site = mine->site;
         of->last_pass = mine->pass;
         of->last_at = end;
     } else
         of->last_at += end - now; /* our own time is nobody's */
+    if (!fine)
+        return NULL;
     if (PyErr_Occurred())
         give_up(of);
     Py_RETURN_NONE;
@@ -354,6 +368,11 @@ static int write_layer(watch *of, PyObject *module, PyObject *output, const call
     if (active)
         return active < 0 ? -1 : 0;
     MUST(read_plain(&of->known_as, output, &one));
+    int wanted = of->with_gradient && of->wants_gradient && from->watched ? attribute_is(output, S_requires, Py_True) : 0;
+    if (wanted == 1 && attribute_is(output, S_leaf, Py_True) == 1)
+        return 0; /* a weight that the module puts out: its hook has to be taken off again */
+    if (wanted < 0)
+        return -1;
     if (from->timed)
         put_span(of, from->site, of->phase, of->pass, of->above_depth + of->depth, begun->start,
                  end - begun->start - (of->own - begun->own), one.count * WIDTH[one.dtype]);
@@ -363,13 +382,7 @@ static int write_layer(watch *of, PyObject *module, PyObject *output, const call
         measure_plain(&one);
         put_stats(of, from->site, ACTIVATION, of->phase, of->pass, &one.now);
     }
-    if (of->with_gradient && of->wants_gradient) {
-        int wanted = attribute_is(output, S_requires, Py_True);
-        if (wanted == 1)
-            wanted = watch_gradient(of, output, from);
-        return wanted < 0 ? -1 : 1;
-    }
-    return 1;
+    return wanted == 1 && watch_gradient(of, output, from) < 0 ? -1 : 1;
 }
 
 static PyObject *after_layer(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
@@ -386,14 +399,16 @@ static PyObject *after_layer(PyObject *self, PyObject *const *args, size_t given
     if (n < 4)
         Py_RETURN_NONE; /* the forward raised */
     call begun = of->stack[at];
-    int done = write_layer(of, args[0], args[3], &begun, end);
-    if (done == 0 && of->missed) {
-        PyObject *told = PyObject_CallFunction(of->missed, "O(LL)(OOO)i", args[0], (long long)begun.start,
-                                               (long long)(end - begun.start - (of->own - begun.own)), args[1],
-                                               args[2], args[3], of->above_depth + at);
-        Py_XDECREF(told);
-    }
+    int done = write_layer(of, args[0], args[3], &begun, end), fine = 1;
+    if (done == 0)
+        fine = tell_python(of->missed, Py_BuildValue("(O(LL)(OOO)i)", args[0], (long long)begun.start,
+                                                     (long long)(end - begun.start - (of->own - begun.own)), args[1],
+                                                     args[2], args[3], of->above_depth + at));
+    else if (done == 1 && of->looks)
+        fine = tell_python(of->looked, Py_BuildValue("(O(OOO))", args[0], args[1], args[2], args[3]));
     of->own += clock_of(CLOCK_MONOTONIC) - end;
+    if (!fine)
+        return NULL;
     if (PyErr_Occurred())
         give_up(of);
     Py_RETURN_NONE;

@@ -43,6 +43,7 @@ static int watch_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(of->next_seq);
     Py_VISIT(of->missed);
     Py_VISIT(of->missed_gradient);
+    Py_VISIT(of->looked);
     Py_VISIT(of->above);
     Py_VISIT(of->error);
     return 0;
@@ -62,6 +63,7 @@ static int watch_clear(PyObject *self)
     watch *of = (watch *)self;
     Py_CLEAR(of->missed);
     Py_CLEAR(of->missed_gradient);
+    Py_CLEAR(of->looked);
     Py_CLEAR(of->above);
     Py_CLEAR(of->error);
     forget_layers(of);
@@ -135,15 +137,15 @@ static PyObject *watch_error(PyObject *self, void *closure)
     return Py_NewRef(error ? error : Py_None);
 }
 
-PyDoc_STRVAR(listen_doc, "listen(missed, missed_gradient, above): what Python is called for; three None = never again");
+PyDoc_STRVAR(listen_doc, "listen(missed, missed_gradient, looked, above): what Python is called for; four None = never");
 
 static PyObject *watch_listen(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     watch *of = (watch *)self;
-    if (given != 3)
-        return PyErr_Format(PyExc_TypeError, "listen takes 3 arguments, not %zd", given);
-    PyObject **places[3] = {&of->missed, &of->missed_gradient, &of->above};
-    for (int i = 0; i < 3; i++)
+    if (given != 4)
+        return PyErr_Format(PyExc_TypeError, "listen takes 4 arguments, not %zd", given);
+    PyObject **places[4] = {&of->missed, &of->missed_gradient, &of->looked, &of->above};
+    for (int i = 0; i < 4; i++)
         Py_XSETREF(*places[i], args[i] == Py_None ? NULL : Py_NewRef(args[i]));
     Py_RETURN_NONE;
 }
@@ -174,16 +176,16 @@ static PyObject *watch_learn(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(begin_doc, "begin(step, pass_id, phase, depth, with_gradient, wants_activation, wants_gradient,\n"
-                        "largest): a pass; tensors above so many bytes are left out");
+                        "largest, looks): a pass; tensors above so many bytes are left out; whether `looked` is called");
 
 static PyObject *watch_begin(PyObject *self, PyObject *args)
 {
     watch *of = (watch *)self;
     long long step;
-    int pass, phase, depth, with_gradient, activation, gradient;
+    int pass, phase, depth, with_gradient, activation, gradient, looks;
     long long largest;
-    if (!PyArg_ParseTuple(args, "LiiipppL", &step, &pass, &phase, &depth, &with_gradient, &activation, &gradient,
-                          &largest))
+    if (!PyArg_ParseTuple(args, "LiiipppLp", &step, &pass, &phase, &depth, &with_gradient, &activation, &gradient,
+                          &largest, &looks))
         return NULL;
     of->largest = largest;
     of->step = step;
@@ -193,6 +195,8 @@ static PyObject *watch_begin(PyObject *self, PyObject *args)
     of->with_gradient = (char)with_gradient;
     of->wants_activation = (char)activation;
     of->wants_gradient = (char)gradient;
+    of->looks = (char)looks;
+    of->resting = 0;
     of->owner = PyThread_get_thread_ident();
     of->depth = 0;
     Py_RETURN_NONE;
@@ -201,8 +205,8 @@ static PyObject *watch_begin(PyObject *self, PyObject *args)
 static PyObject *watch_own(PyObject *self, PyObject *ignored)
 {
     watch *of = (watch *)self;
-    int64_t own = of->own;
-    of->own = 0;
+    int64_t own = of->own - of->taken; /* layers under way remember what it was: it only grows */
+    of->taken = of->own;
     return PyLong_FromLongLong(own);
 }
 
@@ -236,6 +240,20 @@ static PyObject *watch_backward_ended(PyObject *self, PyObject *ignored)
     charge_backward(of, clock_of(CLOCK_MONOTONIC));
     of->last_site = -1;
     Py_RETURN_NONE;
+}
+
+static PyObject *watch_rest(PyObject *self, PyObject *ignored)
+{
+    ((watch *)self)->resting = 1;
+    return watch_backward_ended(self, ignored); /* an optimizer may step inside of one */
+}
+
+PyDoc_STRVAR(set_aside_doc, "set_aside(nanoseconds): spent by us since the last gradient arrived, so no layer's");
+
+static PyObject *watch_set_aside(PyObject *self, PyObject *took)
+{
+    ((watch *)self)->last_at += PyLong_AsLongLong(took);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *watch_forget(PyObject *self, PyObject *ignored)
@@ -278,6 +296,8 @@ static PyMethodDef watch_methods[] = {
     {"take_bytes", watch_bytes, METH_NOARGS, "Bytes of outputs and their gradients read since the last time."},
     {"arrived", watch_arrived, METH_VARARGS, arrived_doc},
     {"backward_ended", watch_backward_ended, METH_NOARGS, "Charge the rest of the backward to the last layer."},
+    {"rest", watch_rest, METH_NOARGS, "Until the next pass begins, gradients that arrive are not timed."},
+    {"set_aside", watch_set_aside, METH_O, set_aside_doc},
     {"forget", watch_forget, METH_NOARGS, "No layer is known any more."},
     {"drain", watch_drain, METH_NOARGS, drain_doc},
     {"gradients", watch_gradients, METH_VARARGS, gradients_doc},

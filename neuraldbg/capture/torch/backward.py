@@ -40,7 +40,7 @@ class BackwardWatch:
         self.stands_out = False  # it is no number, or far above the others: everybody is told
         self.closely = True  # everybody is told when one is done
         self.most = 0  # of them before an update, so far
-        self._unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
+        self.unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
         self._loss_site: int | None = None
         self._on_device = False
         self._lines: dict[int, str] = {}  # source id -> name of its loss series
@@ -100,7 +100,7 @@ class BackwardWatch:
         def scale(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
             if self.core.on and not cannot_look() and isinstance(scaled, Tensor) and isinstance(outputs, Tensor):
-                self._unscaled[scaled] = outputs.detach()
+                self.unscaled[scaled] = outputs.detach()
             return scaled
 
         return scale
@@ -141,7 +141,7 @@ class BackwardWatch:
                 self._record_anatomy(loss, source)
             value = abs(core.recorder.latest.get("loss", 1.0))
             self.stands_out = not value <= SPIKE * self._usual
-            if self.stands_out or value == 0.0:
+            if self.stands_out or value == 0.0 or core.backwards >= core.look_at:
                 heard = core.moments
             if heard is core.moments and value < math.inf:
                 self._usual += _SMOOTH * (value - self._usual)
@@ -171,8 +171,8 @@ class BackwardWatch:
         name = self._lines.get(source)
         if name is None and len(self._lines) < LOSS_LINES:
             name = self._lines[source] = f"loss.{len(self._lines)}"
-        if len(self._unscaled):
-            itself = self._unscaled.get(loss)
+        if len(self.unscaled):
+            itself = self.unscaled.get(loss)
             loss = loss if itself is None else itself
         if type(loss) is Tensor and loss.is_cpu and loss.numel() == 1 and loss.dtype in _PLAIN:
             value = item(loss)

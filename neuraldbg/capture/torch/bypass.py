@@ -32,6 +32,7 @@ class Bypass:
             if kind in self._wrapped or "forward" not in vars(kind) or kind.__module__.startswith("torch."):
                 continue
             self._wrapped.add(kind)
+            self.core.bypassed = True
             self.patches.replace(kind, "forward", self._observing(kind.forward))
             text = f"{kind.__name__}.forward() is called directly, not through torch's hooks: watched by its class now"
             self.core.recorder.fact("note", level="info", text=text)
@@ -42,7 +43,7 @@ class Bypass:
 
     def _look_for_suspects(self) -> None:
         suspects = []
-        for root, _ in self.core.tree.models.items():
+        for root, _ in self.core.tree.readable():
             for module in root.modules():
                 ran = any(p.grad is not None for p in module.parameters(recurse=False))
                 if ran and id(module) not in self.passes.layers.fired:

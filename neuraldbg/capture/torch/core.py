@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -128,6 +129,8 @@ class Core:
     read_bytes: int = 0  # of the tensors whose statistics were
     leads: bool = True  # of several ranks, the one that speaks for all
     why_not_again: Callable[[Any], str | None] = lambda _: None  # why a model cannot be run once more by this rank
+    look_at: float = math.inf  # backward at whose beginning all are told, since somebody's look is due
+    bypassed: bool = False  # some modules are called by .forward(), and watched by their class
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -249,6 +252,7 @@ class Core:
         if not self.here.local.trains:
             self.here.local.trains = True
             self.trainers += 1
+            self.tree.several_train = self.trainers > 1
 
     def ours_since(self, before: int) -> int:
         """Our own time inside of something that is timed. What is ours of another thread may lie there too or not:

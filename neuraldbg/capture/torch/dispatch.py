@@ -66,7 +66,9 @@ class ModuleHooks:
     def come_back(self) -> None:
         """Also after a forward that was interrupted, from wherever we are called next."""
         if self.displaced:
-            self._return()
+            self.displaced = False
+            before, after = self._ids
+            _PRE[before], _POST[after] = self._before, self._after
             if self._carrier is not None:
                 self._unhang()
 
@@ -75,11 +77,6 @@ class ModuleHooks:
         if self._ids[0] in _PRE and self._ids[1] in _POST:
             self.displaced = True
             _PRE[self._ids[0]], _POST[self._ids[1]] = before, after
-
-    def _return(self) -> None:
-        self.displaced = False
-        _PRE[self._ids[0]] = self._before
-        _POST[self._ids[1]] = self._after
 
     def _unhang(self) -> None:
         carrier, self._carrier = self._carrier, None
@@ -96,7 +93,9 @@ class ModuleHooks:
         self._unhang()
 
     def raised(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._return()  # torch is walking through the module's hooks: ours is taken off later
+        carrier, self._carrier = self._carrier, None
+        self.come_back()
+        self._carrier = carrier  # torch is walking through the module's hooks: ours is taken off later
         self._after(module, args, output)
 
 

@@ -11,6 +11,8 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +119,8 @@ class PassWatch:
             return
         stops = core.stops
         stopping = stops is not None and stops.gate.at_layers
+        if own_pass is self.quick.one:
+            self.quick.settle()
         if own_pass.sampled or stopping:
             duration = end_ns - start_ns - core.ours_since(own_before)  # our own work inside is not the layer's
         if own_pass.sampled and len(rest) == 2:
@@ -187,14 +191,14 @@ class PassWatch:
         call(Call.PASS, site, value=float(grad), aux=float(training), source=source, pass_id=one.id, digest=digest)
         if core.recording and grad and root is not None:
             self._keep(one, module, root, (args, kwargs))
-        mode = (grad, training)
-        usual = model.mode == mode and model.passes > FIRST_PASSES
-        model.mode = mode  # of the first passes and of one in another mode everybody is told
+        mode, model.mode = model.mode, (grad, training)
+        usual = model.mode == mode and model.passes > FIRST_PASSES  # of others everybody is told
+        if not usual or core.trainers > 1:
+            model.threads.add(get_ident())
         core.tell((core.heard if usual else core.moments).pass_begun, one, root, args, kwargs)
         one.entered = ()
         one.start_ns = now_ns()
-        core.own_ns += one.start_ns - start
-        one.own_before = core.own_ns
+        one.own_before = core.own_ns = core.own_ns + one.start_ns - start
         return one
 
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
@@ -248,7 +252,7 @@ class PassWatch:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
         else:
             outputs = (rest[-1],) if isinstance(rest[-1], Tensor) else tensors(rest[-1])
-            differentiable = [t for t in outputs if t.requires_grad] if finished else []
+            differentiable = list(filter(_differentiable, outputs)) if finished else []
             if not one.unseen and one.compiled:
                 self.layers.mark_packed(differentiable)
             for slot, tensor in enumerate(differentiable):
@@ -356,6 +360,9 @@ class PassWatch:
     def _close(self, one: Pass) -> None:
         if not one.trained:
             self.core.recorder.call(Call.PASS_ORPHAN, one.model.site, pass_id=one.id)
+
+
+_differentiable = attrgetter("requires_grad")
 
 
 def _forget(one: Pass) -> None:

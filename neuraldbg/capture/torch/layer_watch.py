@@ -36,8 +36,6 @@ class LayerWatch:
         layer = core.tree.find(module)
         if layer is None or layer.wrapper:
             return
-        if core.recorder.step <= 20:
-            self.fired.add(id(module))
         phase = one.phase
         outputs = list(tensors(values[2]))
         sizes = [(t.device.type == "cpu", t.numel() * t.element_size()) for t in outputs if measurable(t)]
@@ -48,8 +46,7 @@ class LayerWatch:
             self._span(layer, phase, times, one, size)
         if not layer.located:
             self._locate(layer, module, outputs, next(tensors(values[0]), None))
-        if one.grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            self.mark_packed(outputs)
+        self._notice(module, one, values)
         if layer.watched:
             for slot, tensor in enumerate(outputs[:8]):
                 if core.wants(Kind.ACTIVATION):
@@ -59,10 +56,34 @@ class LayerWatch:
         for observe in core.on_layer:
             observe(layer, one, values)
         if one.looked:
-            for observe in core.on_look:
-                observe(layer, one, values)
-            core.tell(core.moments.layer_run, module, layer, one, values)
+            self._tell(module, layer, one, values)
         core.own_ns += now_ns() - begin
+
+    def look(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
+        """All but its statistics and times, which C took."""
+        self._notice(module, one, values)
+        self._tell(module, layer, one, values)
+
+    def _notice(self, module: nn.Module, one: Pass, values: Any) -> None:
+        if self.core.recorder.step <= 20:
+            self.fired.add(id(module))
+        if one.grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            self.mark_packed(list(tensors(values[2])))
+
+    def _tell(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
+        for observe in self.core.on_look:
+            observe(layer, one, values)
+        self.core.tell(self.core.moments.layer_run, module, layer, one, values)
+
+    def set_aside(self, took_ns: int) -> None:
+        """Spent by us since the last gradient arrived: no layer's. Where several threads train it may be another's."""
+        if self.core.trainers > 1:
+            return
+        last = self.last_backward[0]
+        if last is not None:
+            self.last_backward[0] = (last[0], last[1] + took_ns, *last[2:])
+        if self.quick.one is not None:
+            self.quick.c.set_aside(took_ns)
 
     def mark_packed(self, outputs: list[Tensor]) -> None:
         """Inside activation checkpointing and its like, and of a compiled model, whose layers nobody sees: to read what
@@ -113,7 +134,7 @@ class LayerWatch:
     def _gradient(self, gradient: Tensor, layer: Layer, slot: int, one: Pass) -> None:
         core = self.core
         begin = now_ns()
-        if self.quick.one is one:
+        if one.by_c and self.quick.one is not None:
             self._beside_quick(gradient, layer, slot, one, begin)
             return
         last = self.last_backward[0]
@@ -129,14 +150,16 @@ class LayerWatch:
         if layer.leaf:
             mark = core.device.mark() if gradient.is_cuda else None
             self.last_backward[0] = (layer, end - core.held_ns, one, mark)
-        elif last is not None:
-            self.last_backward[0] = (last[0], last[1] + end - begin, *last[2:])  # our own time is nobody's
+        else:
+            self.set_aside(end - begin)
 
     def _beside_quick(self, gradient: Tensor, layer: Layer, slot: int, one: Pass, begin: int) -> None:
         """One of a pass whose other layers C sees, which keeps their times."""
         self.stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
         if layer.leaf:
             self.quick.c.arrived(layer.site, one.id, begin)
+        else:
+            self.set_aside(now_ns() - begin)
         self.core.own_ns += now_ns() - begin
 
     def _charge_backward(self, last: Arrival, now: int, mark: Any) -> None:

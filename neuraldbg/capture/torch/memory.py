@@ -167,7 +167,7 @@ class LayerMemory:
         return {**told, **self._kept_for_good()}
 
     def _kept_for_good(self) -> dict[str, int]:
-        parameters = [parameter for root, _ in self.core.tree.models.items() for parameter in root.parameters()]
+        parameters: list[Tensor] = [p for root, _ in self.core.tree.readable() for p in root.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         states = [
             tensor

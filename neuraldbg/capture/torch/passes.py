@@ -190,6 +190,7 @@ class Pass:
     looked = False  # evidence is gathered of it as well
     followed = True  # its layers could be stopped at from the first on
     unseen = False  # nobody looks into it: our hooks are away until it ends
+    by_c = False  # its layers are seen by C
     own_before = 0  # our own time when it began
     updates_seen = 0
     trained = False

@@ -1,8 +1,8 @@
-"""Layers and parameters of steps that are measured and not looked at otherwise: by C, without a frame for each.
+"""Layers and parameters of steps that are measured: by C, without a frame for each that is not looked at otherwise.
 
 The C hooks stand in torch's tables only while a pass runs of which they can see everything: host memory, one thread,
-nobody else's hooks or modes, nothing compiled, nobody who wants to be told of a layer. A layer that turns out to be
-another case is handed back here and takes the usual way.
+nobody else's hooks or modes, nothing compiled, nobody who takes or changes what a layer puts out. A layer that turns
+out to be another case is handed back here and takes the usual way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class QuickLayers:
             self.before, self.after = self.c.before, self.c.after
             missed = core.guard.shield("layers", lambda module, *_: type(module).__name__)(self._missed)
             gradient = core.guard.shield("gradients")(self._missed_gradient)
-            self.c.listen(missed, gradient, passes.post_hook)
+            looked = core.guard.shield("evidence of layers", lambda module, *_: type(module).__name__)(self._looked)
+            self.c.listen(missed, gradient, looked, passes.post_hook)
             core.recorder.staging.blocks.append(self._drain)
             core.tree.on_change = self.c.forget
 
@@ -54,19 +55,21 @@ class QuickLayers:
     def begin(self, one: Pass) -> bool:
         """Whether the pass that begins is seen by C."""
         core = self.core
-        if self.c is None or not one.sampled or one.looked or not self._fits():
+        if self.c is None or not one.sampled or not self._fits():
             return False
+        self.settle()  # gradients of an earlier pass may have come late
+        one.own_before, one.by_c = core.own_ns, True
         wants = (core.wants(Kind.ACTIVATION), core.wants(Kind.GRADIENT))
-        self.c.begin(one.step, one.id, PHASE_CODE[one.phase], 1, one.grad, *wants, core.largest)
+        self.c.begin(one.step, one.id, PHASE_CODE[one.phase], 1, one.grad, *wants, core.largest, one.looked)
         self.one = one
         return True
 
     def _fits(self) -> bool:
         core = self.core
         stops = core.stops
-        if core.on_layer or core.on_gradient or core.packed or core.trainers > 1 or not core.statistics:
+        if core.on_layer or core.on_gradient or core.packed or core.bypassed or not core.statistics:
             return False
-        if stops is not None and stops.gate.active:
+        if core.trainers > 1 or (stops is not None and stops.gate.active):
             return False
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
             return False
@@ -83,12 +86,27 @@ class QuickLayers:
             self.close()
             self.core.guard.failed("layers by C", None, error)
 
+    def rest(self) -> None:
+        """The next step is not measured."""
+        self.one = None
+        if self.c is not None:
+            self.c.rest()
+
     def close(self) -> None:
         if self.c is not None:
-            self.c.listen(None, None, None)
+            self.c.listen(None, None, None, None)
             self.c.forget()
             self.core.tree.on_change = None
             self.c = self.one = None
+
+    def _looked(self, module: nn.Module, values: Any) -> None:
+        one, core = self.one, self.core
+        layer = core.tree.layers.get(module)
+        if one is None or layer is None or layer.wrapper:
+            return
+        own = core.own_ns
+        self.passes.layers.look(module, layer, one, values)
+        core.own_ns = own  # C counts the time of this call
 
     # -- what C could not read -----------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class Model:
     rebuilt: bool = False
     random: bool | None = None  # whether its passes draw random numbers on the host; None = not seen yet
     mode: tuple[bool, bool] | None = None  # of its last pass: with gradients, in training mode
+    threads: set[int] = field(default_factory=set)  # that have called it
     sites: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind of site, path) -> site
 
 
@@ -74,6 +76,7 @@ class ModuleTree:
     def __init__(self, recorder: Recorder, *, only: nn.Module | None = None) -> None:
         self.recorder = recorder
         self.only = None if only is None else weakref.ref(unwrap(only)[0])
+        self.several_train = False  # threads
         self._parent: IdentityTable[weakref.ref[nn.Module]] = IdentityTable()
         self._defined: IdentityTable[str] = IdentityTable()
         self.layers: IdentityTable[Layer] = IdentityTable()
@@ -299,16 +302,28 @@ class ModuleTree:
             if name == base or name not in self.names:
                 return name
 
+    def readable(self) -> Iterator[tuple[nn.Module, Model]]:
+        """Models whose gradients this thread may read: a backward of another one writes to those of its model while
+        nobody holds the interpreter, and who reads them meanwhile crashes."""
+        others: set[int | None] = set()
+        if self.several_train:
+            others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        return ((root, model) for root, model in self.models.items() if model.threads.isdisjoint(others))
+
+    def alone(self) -> bool:
+        """Whether this thread may read all of them."""
+        return not self.several_train or len(list(self.readable())) == len(self.models)
+
     def trainable(self) -> Iterator[tuple[int, Tensor]]:
-        """Site and tensor of every trainable parameter of every live model, each once."""
+        """Site and tensor of every trainable parameter of every live model that this thread may read, each once."""
         seen: set[int] = set()
-        for root, _ in self.models.items():
+        for root, _ in self.readable():
             for parameter in root.parameters():
                 site = self.parameter_site.get(parameter)
                 if parameter.requires_grad and site is not None and id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield site, parameter
-        for ref in self._leaves:
+        for ref in self._leaves if not self.several_train else ():
             leaf = ref()
             if leaf is not None:
                 yield self.parameter_site[leaf], leaf

@@ -17,7 +17,7 @@ from neuraldbg.capture.torch.tree import Model
 from neuraldbg.capture.torch.updates import Known
 
 FIRST_LOOK = 10  # updates after which copies are searched for
-SHARE = 0.0005  # of the time since the last search that one may take
+SHARE, SHARE_IN_FULL = 0.0005, 0.01  # of the time since the last search that one may take
 AGAIN = 3  # and again each time that so many times as many have been made: some averages begin after a warm-up
 MOST_BYTES = 32 * 2**20  # of a model that is compared
 MOST_COPIES = 8
@@ -65,12 +65,15 @@ class Copies:
         """Where steps are short a search takes as long as many of them: not before it is a small part of the time."""
         budget = self.core.budget
         budget.set_aside(took_ns)
-        patience = took_ns / (SHARE * budget.bare_ns) if budget.share and budget.bare_ns else 0.0
+        share = SHARE_IN_FULL if budget.share is None else SHARE
+        soon = budget.share is None and self._updates == FIRST_LOOK  # averages often begin then
+        paced = budget.bare_ns and budget.share != 0.0 and not soon
+        patience = took_ns / (share * budget.bare_ns) if paced else 0.0
         self._next_look = max(self._updates * AGAIN, self._updates + int(patience))
 
     def _search(self) -> Iterator[tuple[nn.Module, nn.Module, Model]]:
         """Copies not known yet. A walk over all objects of the process: some milliseconds."""
-        roots = [(root, model) for root, model in list(self.core.tree.models.items()) if _small(root)]
+        roots = [(root, model) for root, model in self.core.tree.readable() if _small(root)]
         if self._updates == FIRST_LOOK:
             trained = [(r, m) for r, m in roots if any(parameter.grad is not None for parameter in r.parameters())]
             self._trained = {id(root): model for root, model in trained}

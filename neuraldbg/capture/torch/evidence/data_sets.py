@@ -85,6 +85,7 @@ class DataSets:
         self._again = 2  # searches for another set when rows turn up that are not in the one found
         self._last: Callable[[], Tensor | None] = _nothing
         self._since_backward = 0
+        self._over = False  # no more rows are remembered
         self._alone = False  # the last training pass is the only one of its backward, with one tensor as input
         self.core.take_part("ending", "data sets", self._write)
         if self.core.budget.share == 0.0:
@@ -102,13 +103,15 @@ class DataSets:
         if not one.grad:
             self._evaluation(one.entered)
             return
+        if self._over:
+            return
         before, self._last, self._alone = self._last, _nothing, self._since_backward == 0
         self._since_backward += 1
         searching = self.found is None and self._passes in SEARCHES
         self._passes += 1
         following = self.found is not None and self.found.still_followed
         if (self._room <= 0 or self._passes > MOST_PASSES) and not searching and not following:
-            self.complete = False
+            self.complete, self._over = False, self._passes > SEARCHES[-1] + 1
             self.core.rest("backward_done", self._backward_done)
             self.core.rest("update_done", self._update_done)
             return

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.evidence.graphs_trace import follow
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.passes import Pass, given_tensors, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.capture.torch.tree import Layer
@@ -110,7 +110,7 @@ class GraphCuts:
         parameters = self._parameters(layer)
         outputs = _floating(values[2])
         if layer.leaf or parameters:
-            inputs = _floating(values[:2])
+            inputs = _floating(given_tensors(*values[:2]))
             came = tuple(address for tensor in inputs if (address := _address(tensor)) is not None)
             fed = any(tensor.requires_grad for tensor in inputs)
             shared = not fed and any(window.had_graph(address) for address in came)
@@ -283,7 +283,8 @@ def _same(parameter: Tensor, first: Tensor) -> bool:
 
 
 def _floating(values: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors(values) if tensor.is_floating_point() or tensor.is_complex()][:16]
+    found = values if type(values) is tuple and all(isinstance(one, Tensor) for one in values) else tensors(values)
+    return [tensor for tensor in found if tensor.is_floating_point() or tensor.is_complex()][:16]
 
 
 def _weak(tensor: Tensor) -> Any:

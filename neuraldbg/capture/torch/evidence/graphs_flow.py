@@ -135,6 +135,8 @@ class GradientFlow:
     @torch.no_grad()
     def _read(self, optimizer: Optimizer) -> Reading:
         """A number per looked-at gradient that changes when it does; 0 for None and zeros."""
+        if not self.core.tree.alone():
+            return UNREAD
         trainable = [p for p in owned(optimizer) if p.requires_grad and p.numel() <= _LARGEST]
         gradients = [parameter.grad for parameter in spread(trainable)]
         if not gradients or any(gradient is not None and not has_values(gradient) for gradient in gradients):
@@ -170,7 +172,7 @@ class GradientFlow:
             return
         for optimizer, flow in self._all():
             inside = self.core.here.local.in_step is optimizer
-            if flow.watched is None and flow.updates == 0:
+            if flow.watched is None and flow.updates == 0 and self.core.tree.alone():
                 flow.watched = _first_values(optimizer)
             flow.inside += inside
             mine = weakref.ref(optimizer)

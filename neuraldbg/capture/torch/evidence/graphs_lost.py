@@ -70,7 +70,8 @@ class LostGradients:
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
         inside = self.core.here.local.in_step is not None  # a closure clears and fills them as its optimizer asks
-        if not self.core.looking or loss is None or loss.grad_fn is None or loss.is_cuda or self.core.packed or inside:
+        busy = inside or self.core.packed or not self.core.tree.alone()
+        if not self.core.looking or loss is None or loss.grad_fn is None or loss.is_cuda or busy:
             self._forget()
             return
         every = self._all()
@@ -87,7 +88,7 @@ class LostGradients:
         root.metadata[_ROOT] = True
 
     def _done(self, _: Any) -> None:
-        if not self.core.looking or self.core.here.local.in_step is not None:
+        if not self.core.looking or self.core.here.local.in_step is not None or not self.core.tree.alone():
             return
         for optimizer, one in self._all():
             now = _norms(optimizer)

@@ -60,10 +60,9 @@ class Histograms:
                 return
             begin = now_ns()
             self._count(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, 0, one.id))
-            took, last = now_ns() - begin, layers.last_backward[0]
+            took = now_ns() - begin
             core.own_ns += took
-            if last is not None:  # what this took is no layer's
-                layers.last_backward[0] = (last[0], last[1] + took, *last[2:])
+            layers.set_aside(took)
 
         self._passes._hook(tensor, self._shield(arrived))
 

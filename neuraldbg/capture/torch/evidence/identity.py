@@ -89,9 +89,9 @@ class Ownership:
     # -- a look ------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        if self._facts >= MOST_FACTS:
-            return
         tree = self.core.tree
+        if self._facts >= MOST_FACTS or not tree.alone():
+            return
         owners = self._owners()
         live: set[int] = set()
         shares: list[tuple[Model, nn.Module, Share]] = []

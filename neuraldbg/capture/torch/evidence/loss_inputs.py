@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from neuraldbg.capture.torch.evidence.attention import Attention, attentions_of,
 from neuraldbg.capture.torch.evidence.broadcasts import broadcast_of
 from neuraldbg.capture.torch.evidence.graph_walk import Walk, walk
 from neuraldbg.capture.torch.evidence.host_copies import Array, HostCopies
-from neuraldbg.capture.torch.evidence.leaks import Columns
+from neuraldbg.capture.torch.evidence.loss_lines import Line, Watched, next_look
 from neuraldbg.capture.torch.evidence.loss_structure import (
     alike,
     columns_for,
@@ -34,7 +33,6 @@ from neuraldbg.capture.torch.evidence.loss_values import (
     MOST_LABELS,
     ROWS_OF_SCORES,
     TARGETS,
-    Lately,
     Values,
     class_rows,
     first_rows,
@@ -51,7 +49,7 @@ from neuraldbg.capture.torch.evidence.penalties import penalties_of
 from neuraldbg.capture.torch.evidence.pooling import padding_share, pools_of
 from neuraldbg.capture.torch.evidence.sequences import as_rows, padded_targets, shift_of
 from neuraldbg.capture.torch.origin.lines import made_at
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.passes import Pass, given_tensors, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 
@@ -72,27 +70,6 @@ LASTING = (
     "softmax_site",
 )  # modules
 KEPT_OUTPUT = 65_536  # elements of a pass's output that are kept until its backward
-
-
-@dataclass
-class Line:
-    """A line that calls backward."""
-
-    looks: int = 0
-    next_look: float = 0.0
-    terms: dict[int, Watched] = field(default_factory=dict)
-
-
-@dataclass
-class Watched:
-    """One term of the loss of one line, over the run."""
-
-    looks: int = 0
-    last: Values = field(default_factory=dict)
-    written: bool = True
-    labels: dict[float, int] | None = field(default_factory=dict)  # None: too many to count
-    columns: Columns = field(default_factory=Columns)
-    lately: Lately = field(default_factory=Lately)
 
 
 class LossInputs:
@@ -119,8 +96,8 @@ class LossInputs:
         """Where a module's inputs and outputs lie in the graph; the marks die with it."""
         if not one.grad:
             return
-        for name, value in (("neuraldbg_in", values[:2]), ("neuraldbg_out", values[2])):
-            for tensor in (value,) if isinstance(value, Tensor) else tensors(value):
+        for name, found in (("neuraldbg_in", given_tensors(*values[:2])), ("neuraldbg_out", tensors(values[2]))):
+            for tensor in found:
                 node: Any = tensor.grad_fn
                 if node is not None:
                     node.metadata.setdefault(name, []).append(layer.site)
@@ -155,10 +132,13 @@ class LossInputs:
                 return
             line = self._lines[source] = Line()
         if not (core.looking and line.looks < FIRST_LOOKS) and core.backwards < line.next_look:
+            self._wake()
             return
         if core.packed and not core.looking:
+            core.look_at = math.inf
             return  # only full steps know which part of the graph must not be read
         line.next_look = max(line.next_look, core.backwards * SPACING + 1)
+        self._wake()
         deep = core.looking and (line.looks < 3 or line.looks % 8 == 0)
         line.looks += 1
         graph = walk(loss, DEEP if deep else NEAR)
@@ -170,6 +150,10 @@ class LossInputs:
         self._look_for_pairs(source, graph)
         if deep:
             self._look_inside(graph, records)
+
+    def _wake(self) -> None:
+        """All are told of the backward at which the next look is due."""
+        self.core.look_at = math.inf if self.core.packed else next_look(self._lines.values(), self.core.backwards)
 
     # -- one term ----------------------------------------------------------------------------------------------------
 

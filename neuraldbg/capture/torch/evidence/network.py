@@ -72,17 +72,17 @@ class Network:
         return place
 
     def _look(self, place: Place, name: str, value: Tensor, *, conv: bool) -> None:
-        rows = _units_last(value, conv=conv)
-        if rows is None or rows.shape[0] < 2:
+        axis = _units_of(value, conv=conv)
+        if axis is None or value.numel() < 2 * value.shape[axis]:
             return
         place.looks += 1
-        place.units = rows.shape[1]
-        if name in RECTIFIED:
-            _narrow(place, "dead", (rows == 0).all(0))
-        flat = _flat(name, rows)
+        place.units = value.shape[axis]
+        if name in RECTIFIED and not _all_alive(place):
+            _narrow(place, "dead", _everywhere(value.detach() == 0, axis))
+        flat = _flat(name, value.detach())
         if flat is not None:
             place.flat_share = float(flat.float().mean())
-            _narrow(place, "stuck", flat.all(0))
+            _narrow(place, "stuck", _everywhere(flat, axis))
         if place.looks == 1 or place.looks >= FIRST_LOOKS:  # later looks are rare: who reads along hears of each
             self._write(place)
 
@@ -133,21 +133,32 @@ def _value(visit: Visit) -> Tensor | None:
     return None
 
 
-def _units_last(value: Tensor, *, conv: bool) -> Tensor | None:
-    """Samples (and positions) in rows, units in columns."""
+def _units_of(value: Tensor, *, conv: bool) -> int | None:
+    """The dimension that its units lie along; samples (and positions) along the others."""
     if value.dim() < 2:
         return None
-    axis = 1 if conv or value.dim() == 4 else value.dim() - 1
-    return value.detach().movedim(axis, -1).reshape(-1, value.shape[axis])
+    return 1 if conv or value.dim() == 4 else value.dim() - 1
 
 
-def _flat(name: str, rows: Tensor) -> Tensor | None:
+def _everywhere(flags: Tensor, axis: int) -> Tensor:
+    """Of each unit, whether it is so in all samples and at all positions."""
+    for dim in reversed(range(flags.dim())):
+        flags = flags if dim == axis else flags.all(dim, keepdim=True)
+    return flags.flatten()
+
+
+def _all_alive(place: Place) -> bool:
+    """Every unit has been seen to put something out: no later look can change that."""
+    return place.dead is not None and place.dead.shape == (place.units,) and not bool(place.dead.any())
+
+
+def _flat(name: str, values: Tensor) -> Tensor | None:
     bounds = BOUNDED.get(name)
     if bounds is None:
         return None
     low, high = bounds
     margin = FLAT * (high - low)
-    return (rows < low + margin) | (rows > high - margin)
+    return (values < low + margin) | (values > high - margin)
 
 
 def _narrow(place: Place, name: str, now: Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from neuraldbg.capture.kernels.host import fused
 from neuraldbg.capture.torch.stats import measurable
 
 Keys = NDArray[np.uint64]
@@ -36,16 +37,25 @@ def as_array(value: Any) -> Array | None:
 
 
 def keys_of(array: Array) -> Keys | None:
-    """One number per row, equal only for rows of equal bits (up to chance); None for rows without elements.
-
-    Sums of 16-bit pieces times random whole numbers below 2^24: exact in float64, and BLAS adds them up five times
-    faster than NumPy multiplies 64-bit integers."""
+    """One number per row, equal only for rows of equal bits (up to chance); None for rows without elements."""
     if array.size == 0 or array.dtype.itemsize > 8:
         return None
     rows = array.reshape(len(array), -1)
     if rows.shape[1] > LONGEST_ROW:
         rows = rows[:, :: -(-rows.shape[1] // LONGEST_ROW)]
-    pieces = np.ascontiguousarray(rows).view(np.uint8 if array.dtype.itemsize == 1 else np.uint16)
+    rows = np.ascontiguousarray(rows)
+    return _sums_of(rows) if fused is None else _hashes_of(rows)
+
+
+def _hashes_of(rows: Array) -> Keys:
+    """By the C kernel: a tenth of the time, as long as a batch has some hundred rows."""
+    return np.frombuffer(fused.hash_rows(rows.ctypes.data, len(rows), rows.shape[1] * rows.itemsize), np.uint64)
+
+
+def _sums_of(rows: Array) -> Keys:
+    """Sums of 16-bit pieces times random whole numbers below 2^24: exact in float64, and BLAS adds them up five times
+    faster than NumPy multiplies 64-bit integers."""
+    pieces = rows.view(np.uint8 if rows.dtype.itemsize == 1 else np.uint16)
     found = np.empty((len(pieces), 2), np.uint64)
     for start in range(0, len(pieces), AT_A_TIME):
         part = slice(start, start + AT_A_TIME)

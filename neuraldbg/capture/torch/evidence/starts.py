@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.passes import Pass
+from neuraldbg.capture.torch.stats import composed, measure
 
 MOST_ELEMENTS = 2**22
 MOST_FACTS = 512
@@ -63,6 +64,7 @@ class Starts:
     @torch.no_grad()
     def _write(self, site: int, own: str, path: str, module: nn.Module, parameter: Tensor) -> None:
         values = parameter.detach().float()
+        _, mean, std, low, high, norm, *_ = measure(values) or composed(values)
         equal = _equal_rows(values)
         if equal and parameter.requires_grad:
             self._equal[site] = weakref.ref(parameter), values[0].flatten().clone()
@@ -74,11 +76,11 @@ class Starts:
             layer=type(module).__name__,
             shape=list(values.shape),
             trainable=parameter.requires_grad,
-            mean=float(values.mean()),
-            std=float(values.std(unbiased=False)),
-            low=float(values.min()),
-            high=float(values.max()),
-            gain=_gain(values),
+            mean=mean,
+            std=std,
+            low=low,
+            high=high,
+            gain=None if values.dim() < 2 else norm / math.sqrt(values.shape[0]),  # of torch's Linear 0.58, Xavier's 1
             equal_rows=equal,
         )
 
@@ -88,14 +90,6 @@ def _readable(parameter: Any) -> bool:
         return False
     plain = parameter.layout == torch.strided and parameter.is_floating_point()
     return bool(plain and 0 < parameter.numel() <= MOST_ELEMENTS)
-
-
-def _gain(values: Tensor) -> float | None:
-    """Root-mean-square weight times the root of the fan-in: 0.58 for torch's Linear, 1 for Xavier, 1.41 for He."""
-    if values.dim() < 2:
-        return None
-    fan_in = values.numel() / values.shape[0]
-    return float(values.square().mean().sqrt()) * math.sqrt(fan_in)
 
 
 def _equal_rows(values: Tensor) -> bool | None:

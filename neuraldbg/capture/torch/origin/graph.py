@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def op_of(node: Any) -> str:
     return op_named(node.name())
 
 
+@lru_cache(1024)
 def op_named(node: str) -> str:
     name = node.rstrip("0123456789").rsplit("::", 1)[-1].removesuffix("Backward")
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))

@@ -47,6 +47,7 @@ class OriginWatch:
         self.stop = capture.options.stop_on_nan
         self._places: dict[int, list[tuple[str, Path]]] = {}  # line of a backward -> steep places of its loss
         self._scaled: dict[int, bool] = {}  # the same lines: whether the script multiplies its loss
+        self._smooth: set[int] = set()  # and whether nothing is to be kept of its graph
         self._held: Held = []
         self._source = -1
         self._factor: float | None = None
@@ -90,6 +91,12 @@ class OriginWatch:
             self.lines.open()
 
     def _backward_begun(self, loss: Tensor | None, source: int) -> None:
+        if source in self._smooth and loss is not None and loss.is_cpu and not (self._held or self.lines.is_open):
+            latest = self.core.recorder.latest.get("loss", 0.0)
+            if latest - latest == 0.0:  # mostly
+                self._graph_begun, self._source, self._factor = False, source, None
+                self._by_scaler = loss in self.capture.backward.unscaled
+                return
         if self.lines.is_open:
             self.lines.close()
         self._graph_begun = False
@@ -98,7 +105,7 @@ class OriginWatch:
         if loss is None or (not self.left and not self.stop):
             return
         self._source = source
-        self._by_scaler = loss in self.capture.backward._unscaled
+        self._by_scaler = loss in self.capture.backward.unscaled
         early = self.core.recorder.step < FIRST_UPDATES
         if early:
             self.lines.learn(loss, source)
@@ -111,6 +118,8 @@ class OriginWatch:
         places = self._places[source]
         if places:
             self._held += hold(loss, places)
+        elif not early and not self._scaled[source]:
+            self._smooth.add(source)
         if (loss.is_cuda or not math.isfinite(self.core.recorder.latest.get("loss", 0.0))) and self._loss_is_bad(loss):
             self._loss_bad_at = self.core.recorder.step
             self._find(lambda: self._behind_loss(loss, source), "the loss is not finite", loss)

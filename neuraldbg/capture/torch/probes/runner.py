@@ -28,7 +28,7 @@ class Probes:
         self.core = capture.core
         self.capture = capture
         self.began = time.thread_time()
-        self.samples = Samples(self.core, capture.backward._unscaled, capture.ledger)
+        self.samples = Samples(self.core, capture.backward.unscaled, capture.ledger)
         self.core.take_part("ending", "experiments", self._ending)
 
     def _ending(self) -> None:

@@ -268,7 +268,7 @@ class Samples:
         if clipped is not None and clipped[0] == self.core.recorder.step:
             trace.clip = clipped[1:]
         if len(trace.rates) < RATES and len(trace.rates) == trace.updates:
-            trace.rates.append(tuple([_rate(group) for group in optimizer.param_groups]))
+            trace.rates.append(tuple(map(_rate, optimizer.param_groups)))
         elif all(len(each.rates) >= RATES for each in own.traces):
             self.core.rest("update_begun", self._update_begun)
 
@@ -303,6 +303,8 @@ def _parameter_bytes(roots: Iterable[nn.Module]) -> int:
 
 def _rate(group: dict[str, Any]) -> float:
     rate = group.get("lr", 0.0)
+    if type(rate) is float:
+        return rate
     return float(rate) if isinstance(rate, int | float) or (isinstance(rate, Tensor) and not rate.is_cuda) else 0.0
 
 
