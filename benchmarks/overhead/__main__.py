@@ -1,6 +1,6 @@
 """What watching costs, on this machine, beside other tools that capture less.
 
-python benchmarks/overhead [--short] [--pairs 200] [--starts 5] [--seconds S] [--programs mlp resnet gpt]
+python benchmarks/overhead [--short] [--pairs 200] [--starts 20] [--warm N] [--seconds S] [--programs mlp resnet gpt]
                            [--arms default full off ...] [--peers PYTHON] [--old PYTHON] [--growth] [--memory] [--write]
 
 Each arm is a process of its own that takes its steps on command; bare is one that never imported neuraldbg. They take
@@ -30,7 +30,9 @@ import page
 from arms import BARE, CONTROL, OURS, peers
 from pairs import Much, Outcome, compare
 
-TURNS = {"mlp": (20, 300), "resnet": (4, 24), "gpt": (4, 24)}  # steps of a turn, and before the first
+# steps of a turn, and before the first. A turn is half a second here: threads that work by the clock find that all
+# the others' turns have passed whenever theirs begins, and in shorter ones they would take several times their share
+TURNS = {"mlp": (50, 300), "resnet": (4, 24), "gpt": (4, 24)}
 SHORT_PAIRS = 12
 
 say = partial(print, flush=True)
@@ -40,7 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help=f"{SHORT_PAIRS} pairs of the MLP: whether it still works")
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--starts", type=int, default=5, help="of the processes")
+    parser.add_argument("--starts", type=int, default=20, help="of the processes")
+    parser.add_argument("--warm", type=int, help="updates before the first pair (MLP 300, others 24)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further pair is begun")
     parser.add_argument("--programs", nargs="*", default=list(TURNS))
     parser.add_argument("--arms", nargs="*", help="of all; by default ours and the peers that are there")
@@ -58,14 +61,15 @@ def main() -> None:
         found["layers"] = growth.by_layers(growth.LAYERS, rounds=9, say=say)
         found["steps"] = growth.by_steps(chosen.most_steps, say=say)
     if chosen.memory:
-        found["memory"] = growth.memory(steps=30, say=say)
+        found["memory"] = growth.memory(steps=25, starts=5, say=say)
     arms = [*OURS, *peers(chosen.peers, chosen.old)]
     if chosen.arms is not None:
         arms = [arm for arm in arms if arm.name in chosen.arms]
     for program in chosen.programs:
+        steps, warm = TURNS[program]
         compared = [BARE, *arms, CONTROL]
-        much = Much(chosen.pairs, chosen.starts, chosen.seconds)
-        outcome = compare(program, compared, much, turn=TURNS[program], say=say)
+        much = Much(chosen.pairs, min(chosen.starts, chosen.pairs), chosen.seconds)
+        outcome = compare(program, compared, much, turn=(steps, warm if chosen.warm is None else chosen.warm), say=say)
         show(outcome)
         page.keep(outcome, found) if chosen.write else None
     if chosen.write:

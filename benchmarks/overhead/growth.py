@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from statistics import median
 
 from arms import BARE, OURS, Trainer
 
@@ -52,16 +53,25 @@ def by_steps(most: int, *, say: Callable[[str], None]) -> Points:
     return found
 
 
-def memory(*, steps: int, say: Callable[[str], None]) -> dict[str, float]:
-    """Megabytes of its own (USS) that a process has more under the default budget, at the size of GPT-2: the largest
-    that was seen between steps, and the difference of the peaks."""
-    with ExitStack() as stack:
-        bare, ours = (stack.enter_context(Trainer(arm, "gpt2")) for arm in (BARE, DEFAULT))
-        own = dict.fromkeys((bare, ours), 0)
-        for _ in range(steps):
-            for trainer in own:
-                trainer.steps(1)
-                own[trainer] = max(own[trainer], trainer.unique_bytes())
-        found = {"uss_mb": (own[ours] - own[bare]) / 2**20, "peak_mb": (ours.peak_kb - bare.peak_kb) / 2**10}
-    say(f"memory at GPT-2 size: {found['uss_mb']:.0f} MB of its own more between steps, {found['peak_mb']:.0f} MB peak")
-    return found
+def memory(*, steps: int, starts: int, say: Callable[[str], None]) -> dict[str, float]:
+    """Megabytes of its own (USS) that a process has more under the default budget, at the size of GPT-2: the median
+    between steps, and the peak. Medians over `starts`: the allocator alone makes bare ones differ by 200 MB."""
+    between: dict[str, list[float]] = {"bare": [], "default": []}
+    peaks: dict[str, list[float]] = {"bare": [], "default": []}
+    for _ in range(starts):
+        for arm in (BARE, DEFAULT):
+            with Trainer(arm, "gpt2") as trainer:
+                own = []
+                for _ in range(steps):
+                    trainer.steps(1)
+                    own.append(trainer.unique_bytes() / 2**20)
+                between[arm.name].append(median(own))
+                peaks[arm.name].append(trainer.peak_kb / 2**10)
+    more = [median(found["default"]) - median(found["bare"]) for found in (between, peaks)]
+    say(f"memory at GPT-2 size: {more[0]:.0f} MB of its own more between steps, {more[1]:.0f} MB peak")
+    say(f"  between steps {_listed(between)}; peaks {_listed(peaks)}")
+    return {"uss_mb": more[0], "peak_mb": more[1]}
+
+
+def _listed(found: dict[str, list[float]]) -> str:
+    return ", ".join(f"{name} {' '.join(f'{each:.0f}' for each in sorted(values))}" for name, values in found.items())

@@ -1,4 +1,4 @@
-"""docs/overhead.md and its plots, made from the kept results."""
+"""The tables of docs/overhead.md and its plots, from the kept results; what is written by hand below them stays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pairs import Outcome
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 DOCS = HERE.parent.parent / "docs"
-GPU = "## On a GPU\n"
+BY_HAND = "## Behind the figures\n"
 BARS = {"default": {"mlp": 1.06, "resnet": 1.03, "gpt": 1.03}, "full": {"mlp": 1.35, "resnet": 1.12, "gpt": 1.12}}
 SHOWN = {
     "naive": "hooks with `.item()`",
@@ -55,6 +55,8 @@ def keep(outcome: Outcome | None, also: dict[str, Any]) -> None:
     results = kept()
     results.update(also)
     results["machine"] = machine()
+    if "steps" in also:
+        results["growth_machine"] = machine()
     if outcome is not None:
         program = results.setdefault("programs", {}).setdefault(outcome.program, {})
         load = round(os.getloadavg()[2], 1)
@@ -72,8 +74,9 @@ def write() -> None:
     text = [
         "# What watching costs",
         "",
-        "Made by `python benchmarks/overhead --write` from `benchmarks/overhead/results.json`; its docstring says how",
-        "it is measured.",
+        "Tables and plots are made by `python benchmarks/overhead --write` from `benchmarks/overhead/results.json`.",
+        "Its docstring says how: processes that take turns, CPU time with all threads, a bare process that never",
+        "imported neuraldbg, a bootstrap over starts and pairs, a second bare process as control.",
         "",
         _conditions(results),
         "",
@@ -88,14 +91,15 @@ def write() -> None:
 
 
 def _by_hand(page: str) -> str:
-    """What follows on the page: measured on other machines, by `benchmarks/gpu`."""
-    _, found, rest = page.partition(GPU)
-    return f"\n{GPU}{rest}" if found else ""
+    """What follows on the page."""
+    _, found, rest = page.partition(BY_HAND)
+    return f"{BY_HAND}{rest}" if found else ""
 
 
 def _conditions(results: dict[str, Any]) -> str:
     where = results.get("machine", {})
-    loads = [arm["load"] for program in results.get("programs", {}).values() for arm in program.values()]
+    arms = [arm for program in results.get("programs", {}).values() for arm in program.values()]
+    loads = [arm["load"] for arm in arms if arm["load"] is not None]
     busy = f" Load of the machine meanwhile: {min(loads)} to {max(loads)}." if loads else ""
     return (
         f"Machine: {where.get('cpu')}, {where.get('cores')} cores, torch {where.get('torch')} (CPU, one thread), "
@@ -106,7 +110,7 @@ def _conditions(results: dict[str, Any]) -> str:
 def _table(results: dict[str, Any]) -> list[str]:
     programs = results.get("programs", {})
     names = [name for name in ABOUT if name in programs]
-    steps = [f"{ABOUT[name]} ({next(iter(programs[name].values()))['bare_ms']:.1f} ms of CPU)" for name in names]
+    steps = [f"{ABOUT[name]}{_bare(next(iter(programs[name].values()))['bare_ms'])}" for name in names]
     order = [*(arm.name for arm in OURS), "control", *COVERS]
     lines = [
         "CPU time of a training step over that of a bare one, with the interval of 95 %; every step unless said.",
@@ -122,6 +126,10 @@ def _table(results: dict[str, Any]) -> list[str]:
         cells = [_cell(programs[name].get(arm), BARS.get(arm, {}).get(name)) for name in names]
         lines.append(f"| {shown} | " + " | ".join(cells) + f" | {covers[arm]} |")
     return lines
+
+
+def _bare(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f" ({milliseconds:.1f} ms of CPU)"
 
 
 def _cell(found: dict[str, Any] | None, bar: float | None) -> str:
@@ -152,46 +160,46 @@ def _read(results: dict[str, Any]) -> list[str]:
 
 def _growth(results: dict[str, Any]) -> list[str]:
     lines = []
+    machine_of = results.get("growth_machine", results.get("machine", {}))
+    where = f" On {machine_of.get('cpu')}, {machine_of.get('cores')} cores, torch {machine_of.get('torch')}."
     if results.get("layers"):
         points = results["layers"]
         plot(DOCS / "overhead-layers.svg", points, "layers", "microseconds added to a step, every step in full")
         each = [f"{value / count:.1f} us at {count:,.0f}" for count, value, *_ in points]
-        lines += [
-            "## With layers",
-            "",
-            "![cost by layers](overhead-layers.svg)",
-            "",
-            f"Per layer: {', '.join(each)}.",
-            "",
-        ]
+        said = f"Per layer: {', '.join(each)}.{where}"
+        lines += ["## With layers", "", "![cost by layers](overhead-layers.svg)", "", said, ""]
     if results.get("steps"):
         points = results["steps"]
         plot(DOCS / "overhead-steps.svg", points, "steps made", "watched over bare, two layers, default budget")
         each = [f"{ratio:.3f} and {mb:.0f} MB after {count:,.0f}" for count, ratio, mb in points]
-        lines += ["## With steps", "", "![cost by steps](overhead-steps.svg)", "", f"{'; '.join(each)}.", ""]
+        lines += ["## With steps", "", "![cost by steps](overhead-steps.svg)", "", f"{'; '.join(each)}.{where}", ""]
     return lines
 
 
 def plot(file: Path, points: list[list[float]], along: str, up: str) -> None:
     """A line through points, both axes logarithmic where the values span more than a decade."""
-    width, height, left, low = 560, 300, 70, 260
+    width, height, left, right, top, low = 600, 330, 70, 550, 60, 280
     xs, ys = [point[0] for point in points], [point[1] for point in points]
-    across, upward = _axis(xs, left, width - 20), _axis([0.0, *ys] if max(ys) < 10 else ys, low, 30)
+    across, upward = _axis(xs, left, right), _axis([0.0, *ys] if max(ys) < 10 else ys, low, top)
     dots = [(across(x), upward(y)) for x, y in zip(xs, ys, strict=True)]
     path = " ".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(dots))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<path d="M{left} 30V{low}H{width - 20}" fill="none" stroke="#888"/>',
+        f'<path d="M{left} {top}V{low}H{right}" fill="none" stroke="#888"/>',
         f'<path d="{path}" fill="none" stroke="#1668c7" stroke-width="2"/>',
     ]
     for (x, y), (value, height_of) in zip(dots, zip(xs, ys, strict=True), strict=True):
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#1668c7"/>')
         parts.append(f'<text x="{x:.1f}" y="{low + 16}" text-anchor="middle">{value:,.0f}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{height_of:,.3g}</text>')
-    parts.append(f'<text x="{left}" y="18">{up}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{_shown(height_of)}</text>')
+    parts.append(f'<text x="{left}" y="24">{up}</text>')
     parts.append(f'<text x="{width / 2}" y="{low + 34}" text-anchor="middle">{along}</text></svg>')
     file.write_text("\n".join(parts) + "\n")
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _axis(values: list[float], start: float, end: float) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import numpy as np
 from arms import Arm, Trainer
 
 RESAMPLES = 2000
+STARTING = 2  # processes at once; the pairs are taken one process at a time
 HALF_WIDTH = 0.01  # a figure counts when its interval is at most this much to each side
 
 
@@ -109,9 +111,8 @@ def _one_start(
     pairs, seconds, (steps, warm) = much
     until = time.monotonic() + seconds
     with ExitStack() as stack:
-        trainers = [stack.enter_context(Trainer(arm, program)) for arm in arms]
-        for trainer in trainers:
-            trainer.steps(warm)
+        with ThreadPoolExecutor(STARTING) as starting:
+            trainers = list(starting.map(lambda arm: _warm(stack.enter_context(Trainer(arm, program)), warm), arms))
         before = {trainer.arm.name: trainer.viewer_cpu_s() for trainer in trainers}
         began = time.monotonic()
         for number in range(pairs):
@@ -128,6 +129,11 @@ def _one_start(
             first, last = before[trainer.arm.name], trainer.viewer_cpu_s()
             if first is not None and last is not None:
                 taken.viewers.setdefault(trainer.arm.name, []).append((last - first) / passed)
+
+
+def _warm(trainer: Trainer, steps: int) -> Trainer:
+    trainer.steps(steps)
+    return trainer
 
 
 def _so_far(taken: _Taken, arms: Sequence[Arm]) -> str:
