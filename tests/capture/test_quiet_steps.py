@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from watching import facts, net, watching
+from watching import facts, net, train, watching
 
 from neuraldbg.capture.budget import SamplingBudget
 from neuraldbg.capture.torch.core import RARELY
@@ -133,3 +133,27 @@ def test_a_line_of_backward_that_never_comes_again_costs_the_others_nothing(tmp_
                 model(torch.randn(8, 4)).abs().mean().backward()
             optimizer.step()
     assert told <= 600 // RARELY + 60
+
+
+@pytest.mark.parametrize("long_ns", [0, 10**18])
+def test_of_long_steps_fewer_are_looked_at_closely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_ns: int
+) -> None:
+    """All of the first ones are measured; evidence of them all would take some percent of a large model's first
+    minute. A second training begins as the first did."""
+    monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", long_ns)
+    looked, measured = [], []
+    with watching(tmp_path, budget=QUIET) as capture:
+
+        def after(_: int) -> None:
+            looked.append(capture.core.looking)
+            measured.append(capture.core.budget.full)
+
+        train(net(), 24, after)
+        train(net(), 6, after)
+    begun = [index + 1 for index, yes in enumerate(looked) if yes]
+    assert all(measured[:19])
+    assert not any(measured[19:23])
+    first = [at for at in begun if at < 24]
+    assert first == ([1, 2, 4, 8, 16] if long_ns == 0 else list(range(1, 20)))
+    assert len([at for at in begun if at > 24]) >= (2 if long_ns == 0 else 4)

@@ -12,9 +12,9 @@ from torch import Tensor
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.kernels.host import span_of
+from neuraldbg.capture.torch.pieces import Memory, plain, room_for, rooms_for
 
 FULL_BYTES = 2**30  # where every step is measured: above it only the first parameters are copied
-ALIGNED = 64
 MOST_PLANS = 8
 PLANNED_BYTES = 64 * 2**20  # above it torch copies, by several threads
 TURN_BYTES = 24 * 2**20  # under a budget: a larger model's parameters take turns
@@ -55,14 +55,18 @@ class EarlierValues:
         copies: list[Tensor | None] = [None] * len(parameters)
         chosen, in_turns = self._turn(parameters)
         shared = self._shared.lend() if in_turns else None
+        missing: list[int] = []
         for at in chosen:
             value = parameters[at].detach()
-            if shared is not None and _plain(value):
+            if shared is not None and plain(value):
                 copies[at] = shared.like(value)
             elif in_turns or value.is_cuda:
                 copies[at] = torch.empty_like(value)
             else:
                 copies[at] = self._copy_of(parameters[at], value)
+                missing += [at] if copies[at] is None else []
+        for at, copy in zip(missing, rooms_for([parameters[at].detach() for at in missing]), strict=True):
+            copies[at] = self._copies[parameters[at]] = copy
         return copies
 
     def _planned(self, parameters: list[Tensor], copies: list[Tensor | None]) -> None:
@@ -75,7 +79,7 @@ class EarlierValues:
     def _turn(self, parameters: list[Tensor]) -> tuple[list[int], bool]:
         """Those that fit, from where the last turn ended; everything when it does. And whether they take turns."""
         sizes = [p.numel() * p.element_size() if p.layout == torch.strided else -1 for p in parameters]
-        on_host = [0 if p.is_cuda else _room_for(size) for p, size in zip(parameters, sizes, strict=True)]
+        on_host = [0 if p.is_cuda else room_for(size) for p, size in zip(parameters, sizes, strict=True)]
         if sum(on_host) <= self._room:
             return [at for at, size in enumerate(sizes) if size >= 0], False
         self._copies = IdentityTable()  # of a model that was smaller
@@ -92,46 +96,30 @@ class EarlierValues:
             chosen.append(at)
         return chosen, self._under_budget
 
-    def _copy_of(self, parameter: Tensor, value: Tensor) -> Tensor:
-        copy: Any = self._copies.get(parameter)
+    def _copy_of(self, parameter: Tensor, value: Tensor) -> Tensor | None:
+        """The one that was used before, if it still fits."""
+        copy: Tensor | None = self._copies.get(parameter)
         if copy is None or copy.shape != value.shape or copy.dtype != value.dtype or copy.stride() != value.stride():
-            copy = self._copies[parameter] = torch.empty_like(value)
-        made: Tensor = copy
-        return made
+            return None
+        return copy
 
 
-def _plain(value: Tensor) -> bool:
-    return type(value) is Tensor and value.is_cpu and not value.is_quantized
-
-
-def _room_for(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-class _Shared:
-    """One piece of memory for those whose turn it is: pieces of their own, of other sizes each time, would leave gaps
-    behind that an allocator does not give back."""
+class _Shared(Memory):
+    """For those whose turn it is."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._memory: Tensor | None = None
-        self._at = 0
+        super().__init__(size)
         self._lent: list[weakref.ref[Tensor]] = []
 
     def lend(self) -> _Shared | None:
         """From its beginning. None while someone holds copies of an earlier turn."""
         if any(copy() is not None for copy in self._lent):
             return None
-        self._lent, self._at = [], 0
+        self._lent, self.at = [], 0
         return self
 
     def like(self, value: Tensor) -> Tensor:
-        if self._memory is None:
-            self._memory = torch.empty(self._size, dtype=torch.uint8, device="cpu")
-        dense = torch.empty_like(value, device="meta")  # its strides
-        piece = self._memory.narrow(0, self._at, value.nbytes)
-        copy = piece.view(value.dtype).as_strided(dense.shape, dense.stride())
-        self._at += _room_for(value.nbytes)
+        copy = super().like(value)
         self._lent.append(weakref.ref(copy))
         return copy
 

@@ -7,7 +7,8 @@ import linecache
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,7 @@ MOST_FILES = 32  # that are kept at a time
 LONGEST_FILE = 200_000  # characters
 _now = time.time_ns
 _CALL = {call: CALL_CODE[call] for call in Call}
+_WRITTEN = [field.name for field in fields_of(Site) if field.name != "rank"]
 
 
 class Recorder:
@@ -106,14 +108,12 @@ class Recorder:
 
     def refine_site(self, site_id: int, **fields: Any) -> None:
         """Add what was learnt later (shape, source line, flops)."""
-        site = Site(**{**asdict(self.sites[site_id]), "kind": self.sites[site_id].kind, **fields})
-        self.sites[site_id] = site
+        site = self.sites[site_id] = replace(self.sites[site_id], **fields)
         self._write_site(site)
 
     def _write_site(self, site: Site) -> None:
-        fields = {key: value for key, value in asdict(site).items() if value is not None and key != "rank"}
-        fields["kind"] = site.kind.value
-        self.fact("site", **fields)
+        fields = {name: value for name in _WRITTEN if (value := getattr(site, name)) is not None}
+        self.fact("site", **{**fields, "kind": site.kind.value})
 
     def series(self, name: str) -> int:
         known = self._series.get(name)

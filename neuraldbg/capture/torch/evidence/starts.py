@@ -97,7 +97,7 @@ def _equal_rows(values: Tensor) -> bool | None:
     if values.dim() < 2 or values.shape[0] < 2:
         return None
     rows = values.flatten(1)
-    return bool((rows == rows[:1]).all())
+    return torch.equal(rows[0], rows[1]) and bool((rows == rows[:1]).all())
 
 
 def _different(rows: Tensor, moved: float) -> int | None:

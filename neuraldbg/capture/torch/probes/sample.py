@@ -16,6 +16,7 @@ from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, leaves, map_leaves, map_tensors, tensors
+from neuraldbg.capture.torch.pieces import copied
 from neuraldbg.capture.torch.probes.graph_nodes import Unknown
 from neuraldbg.capture.torch.probes.loss_replay import Tape, TapedPass
 
@@ -277,8 +278,7 @@ class Samples:
         size = sum(p.numel() * p.element_size() for p in parameters)
         if size > INITIAL_BYTES or any(p.layout != torch.strided for p in parameters):
             return
-        with torch.no_grad():
-            own.initial = {id(p): p.detach().clone() for p in parameters}
+        own.initial = dict(zip(map(id, parameters), copied([p.detach() for p in parameters]), strict=True))
         for number in own.samples[0].tape.used_passes:
             one = own.samples[0].tape.passes[number]
             own.buffers.update(

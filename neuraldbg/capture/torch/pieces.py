@@ -1,0 +1,52 @@
+"""Copies of many tensors in one piece of memory: pieces of their own would each be asked of the system, page by page,
+and leave gaps behind that an allocator does not give back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ALIGNED = 64
+
+
+def plain(value: Tensor) -> bool:
+    """Whether a piece of memory can hold it."""
+    return type(value) is Tensor and value.is_cpu and not value.is_quantized and value.layout == torch.strided
+
+
+def room_for(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+class Memory:
+    """So many bytes, given out from the beginning."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._memory: Tensor | None = None
+        self.at = 0
+
+    def like(self, value: Tensor) -> Tensor:
+        """Room for a copy, laid out as `torch.empty_like` does."""
+        if self._memory is None:
+            self._memory = torch.empty(self._size, dtype=torch.uint8, device="cpu")
+        dense = torch.empty_like(value, device="meta")  # its strides
+        piece = self._memory.narrow(0, self.at, value.nbytes)
+        self.at += room_for(value.nbytes)
+        return piece.view(value.dtype).as_strided(dense.shape, dense.stride())
+
+
+def rooms_for(values: Sequence[Tensor]) -> list[Tensor]:
+    """One for each, in one piece where they fit into one."""
+    memory = Memory(sum(room_for(value.nbytes) for value in values if plain(value)))
+    return [memory.like(value) if plain(value) else torch.empty_like(value) for value in values]
+
+
+@torch.no_grad()
+def copied(values: Sequence[Tensor]) -> list[Tensor]:
+    rooms = rooms_for(values)
+    if rooms:
+        torch._foreach_copy_(rooms, list(values))
+    return rooms

@@ -1,0 +1,53 @@
+"""Copies in one piece of memory: the same values, laid out as they were, none in another's place."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from neuraldbg.capture.torch.pieces import copied, rooms_for
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    shape = draw(st.lists(st.integers(0, 5), max_size=4))
+    values = torch.arange(torch.Size(shape).numel()).reshape(shape).to(draw(st.sampled_from(TYPES)))
+    if values.dim() > 1 and draw(st.booleans()):
+        values = values.transpose(0, 1)
+    if values.dim() == 4 and draw(st.booleans()):
+        values = values.contiguous(memory_format=torch.channels_last)
+    return values[::2] if values.dim() and draw(st.booleans()) else values
+
+
+@given(st.lists(tensors(), max_size=6))
+def test_copies_are_what_clones_are(values: list[Tensor]) -> None:
+    made = copied(values)
+    assert len(made) == len(values)
+    for copy, value in zip(made, values, strict=True):
+        like = value.clone()
+        assert copy.dtype == like.dtype
+        assert copy.shape == like.shape
+        assert copy.stride() == torch.empty_like(value).stride()
+        assert torch.equal(copy, like)
+        copy.zero_()  # and no other one with it
+    assert all(not copy.any() for copy in made)
+
+
+def test_none_lies_in_anothers_place() -> None:
+    first, second, third = rooms_for([torch.empty(3), torch.empty(1, dtype=torch.float64), torch.empty(5)])
+    first.fill_(1.0)
+    third.fill_(3.0)
+    second.fill_(2.0)
+    assert (first.unique().item(), second.item(), third.unique().item()) == (1.0, 2.0, 3.0)
+
+
+def test_what_is_no_plain_tensor_gets_room_of_its_own() -> None:
+    kept = torch.nn.Parameter(torch.ones(2))
+    (copy,) = copied([kept])
+    assert torch.equal(copy, kept)
+    assert not copy.requires_grad
+    assert copied([]) == []
