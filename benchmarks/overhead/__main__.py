@@ -1,6 +1,6 @@
 """What watching costs, on this machine, beside other tools that capture less.
 
-python benchmarks/overhead [--short] [--pairs 200] [--starts 20] [--warm N] [--seconds S] [--programs mlp resnet gpt]
+python benchmarks/overhead [--short] [--pairs 200] [--starts 40] [--seconds S] [--programs mlp resnet gpt] [--first]
                            [--arms default full off ...] [--peers PYTHON] [--old PYTHON] [--growth] [--memory] [--write]
 
 Each arm is a process of its own that takes its steps on command; bare is one that never imported neuraldbg. They take
@@ -8,8 +8,8 @@ turns in the order A B C ... C B A, which makes one pair of each with the bare o
 process with all its threads over that of the bare one: a ratio of sums, with the interval of 95 % that a bootstrap over
 the pairs gives. Two processes of one kind differ by some percent for as long as they live: all of them are started
 anew several times, and the bootstrap draws among the starts first. `control` is a second bare process: a figure counts
-only where control covers 1.00 and both intervals are at most 1 % to each side. The first updates, which are watched in
-full, come before the pairs.
+only where control covers 1.00 and both intervals are at most 1 % to each side. The first 20 updates, which are watched
+in full, come before the pairs; --first compares just those instead, each start a new one.
 
 --peers names the python of a venv with wandb, tensorboard and transformers, --old that of one with neuraldbg 1.3.2.
 --write keeps the results (benchmarks/overhead/results.json) and makes docs/overhead.md and its plots from them.
@@ -30,9 +30,10 @@ import page
 from arms import BARE, CONTROL, OURS, peers
 from pairs import Much, Outcome, compare
 
-# steps of a turn, and before the first. A turn is half a second here: threads that work by the clock find that all
-# the others' turns have passed whenever theirs begins, and in shorter ones they would take several times their share
-TURNS = {"mlp": (50, 300), "resnet": (4, 24), "gpt": (4, 24)}
+# steps of a turn. A turn is half a second here: threads that work by the clock find that all the others' turns have
+# passed whenever theirs begins, and in shorter ones they would take several times their share
+TURNS = {"mlp": 50, "resnet": 4, "gpt": 4}
+FIRST, FIRST_TURN = 20, 5  # updates that are watched in full, and those of a turn of them
 SHORT_PAIRS = 12
 
 say = partial(print, flush=True)
@@ -42,8 +43,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help=f"{SHORT_PAIRS} pairs of the MLP: whether it still works")
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--starts", type=int, default=20, help="of the processes")
-    parser.add_argument("--warm", type=int, help="updates before the first pair (MLP 300, others 24)")
+    parser.add_argument("--starts", type=int, default=40, help="of the processes")
+    parser.add_argument("--first", action="store_true", help=f"the first {FIRST} updates, not those after them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further pair is begun")
     parser.add_argument("--programs", nargs="*", default=list(TURNS))
     parser.add_argument("--arms", nargs="*", help="of all; by default ours and the peers that are there")
@@ -66,12 +67,14 @@ def main() -> None:
     if chosen.arms is not None:
         arms = [arm for arm in arms if arm.name in chosen.arms]
     for program in chosen.programs:
-        steps, warm = TURNS[program]
         compared = [BARE, *arms, CONTROL]
-        much = Much(chosen.pairs, min(chosen.starts, chosen.pairs), chosen.seconds)
-        outcome = compare(program, compared, much, turn=(steps, warm if chosen.warm is None else chosen.warm), say=say)
+        starts = min(chosen.starts, chosen.pairs)
+        much, turn = Much(chosen.pairs, starts, chosen.seconds), (TURNS[program], FIRST)
+        if chosen.first:
+            much, turn = Much(starts * FIRST // (2 * FIRST_TURN), starts, chosen.seconds), (FIRST_TURN, 0)
+        outcome = compare(program, compared, much, turn=turn, say=say)
         show(outcome)
-        page.keep(outcome, found) if chosen.write else None
+        page.keep(outcome, found, first=chosen.first) if chosen.write else None
     if chosen.write:
         page.keep(None, found)
         page.write()

@@ -28,6 +28,10 @@ SHOWN = {
     "neuraldbg_1_3_2": "neuraldbg 1.3.2 of PyPI",
     "control": "control: a second bare process",
 }
+TITLES = {
+    "programs": "CPU time of a training step over that of a bare one from update 21 on, with the interval of 95 %.",
+    "first": "The same of updates 1 to 20, of which everything is measured (the bar is that of every step in full).",
+}
 ABOUT = {
     "mlp": "20 linear layers of 256, batch 64",
     "resnet": "ResNet-18-like: 8 blocks of 32 to 256 channels, 32 x 32, batch 16",
@@ -50,7 +54,7 @@ def kept() -> dict[str, Any]:
     return found
 
 
-def keep(outcome: Outcome | None, also: dict[str, Any]) -> None:
+def keep(outcome: Outcome | None, also: dict[str, Any], *, first: bool = False) -> None:
     """Adds to what is there: programs, and arms of a program, may be measured one by one."""
     results = kept()
     results.update(also)
@@ -58,7 +62,7 @@ def keep(outcome: Outcome | None, also: dict[str, Any]) -> None:
     if "steps" in also:
         results["growth_machine"] = machine()
     if outcome is not None:
-        program = results.setdefault("programs", {}).setdefault(outcome.program, {})
+        program = results.setdefault("first" if first else "programs", {}).setdefault(outcome.program, {})
         load = round(os.getloadavg()[2], 1)
         for name, ratio in outcome.ratios.items():
             program[name] = {
@@ -80,8 +84,8 @@ def write() -> None:
         "",
         _conditions(results),
         "",
-        *_table(results),
-        "",
+        *_table(results, "programs"),
+        *_table(results, "first"),
         *_read(results),
         *_growth(results),
     ]
@@ -107,13 +111,15 @@ def _conditions(results: dict[str, Any]) -> str:
     )
 
 
-def _table(results: dict[str, Any]) -> list[str]:
-    programs = results.get("programs", {})
+def _table(results: dict[str, Any], key: str) -> list[str]:
+    programs = results.get(key, {})
     names = [name for name in ABOUT if name in programs]
+    if not names:
+        return []
     steps = [f"{ABOUT[name]}{_bare(next(iter(programs[name].values()))['bare_ms'])}" for name in names]
     order = [*(arm.name for arm in OURS), "control", *COVERS]
     lines = [
-        "CPU time of a training step over that of a bare one, with the interval of 95 %; every step unless said.",
+        TITLES[key],
         "",
         "| | " + " | ".join(steps) + " | what it captures |",
         "|---|" + "---|" * (len(names) + 1),
@@ -123,9 +129,10 @@ def _table(results: dict[str, Any]) -> list[str]:
         if not any(arm in programs[name] for name in names):
             continue
         shown = SHOWN.get(arm, f"**neuraldbg, `--budget {'1%' if arm == 'default' else arm}`**")
-        cells = [_cell(programs[name].get(arm), BARS.get(arm, {}).get(name)) for name in names]
+        bars = BARS.get("full" if key == "first" and arm == "default" else arm, {})
+        cells = [_cell(programs[name].get(arm), bars.get(name)) for name in names]
         lines.append(f"| {shown} | " + " | ".join(cells) + f" | {covers[arm]} |")
-    return lines
+    return [*lines, ""]
 
 
 def _bare(milliseconds: float | None) -> str:

@@ -213,11 +213,30 @@ def test_a_condition_is_tried_on_what_was_recorded(page: Any, recorded: str) -> 
 # -- a run that goes on ------------------------------------------------------------------------------------------------
 
 
+LISTED = "fetch('/api/breakpoint').then((answer) => answer.json())"
+
+
+def sent(page: Any, method: str, rest: str, body: str) -> Any:
+    """As somebody else would: by a request of its own."""
+    more = f"{{method: '{method}', headers: {{'content-type': 'application/json'}}, body: JSON.stringify({body})}}"
+    return page.evaluate(f"fetch('/api/breakpoint{rest}', {more}).then((answer) => answer.json())")
+
+
+def going(page: Any, address: str) -> None:
+    """Open a run that goes on. Where a test that failed left it paused, at a breakpoint maybe, it is let go first."""
+    page.goto(address)
+    until(page, lambda: text(page, "state") in ("RUNNING", "PAUSED"))
+    if text(page, "state") == "PAUSED":
+        for name in page.evaluate(LISTED):
+            sent(page, "DELETE", "", f"{{layer_name: '{name}'}}")
+        page.get_by_role("button", name="Continue").click()
+    until(page, lambda: text(page, "state") == "RUNNING" and number(page, "step") >= 0)
+
+
 @pytest.fixture
 def paused(page: Any, live: str) -> Iterator[Any]:
     """The page of the live run, paused by key; it goes on afterwards."""
-    page.goto(live)
-    until(page, lambda: text(page, "state") == "RUNNING" and number(page, "step") >= 0)
+    going(page, live)
     before = number(page, "step")
     until(page, lambda: number(page, "step") > before)
     page.keyboard.press("p")
@@ -291,8 +310,7 @@ def test_a_pause_tells_the_numbers_of_its_place(paused: Any) -> None:
 
 
 def test_the_end_of_a_training_is_asked_for_twice(page: Any, live: str) -> None:
-    page.goto(live)
-    until(page, lambda: text(page, "state") == "RUNNING")
+    going(page, live)
     asked: list[str] = []
     page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     page.get_by_role("button", name="End", exact=True).click()
@@ -302,8 +320,7 @@ def test_the_end_of_a_training_is_asked_for_twice(page: Any, live: str) -> None:
 
 
 def test_a_live_run_can_be_looked_back_on_while_it_goes_on(page: Any, live: str) -> None:
-    page.goto(f"{live}/?step=1")
-    until(page, lambda: text(page, "state") == "RUNNING")
+    going(page, f"{live}/?step=1")
     before = number(page, "step")
     until(page, lambda: number(page, "step") > before)
     assert text(page, "shown-step") == "1"

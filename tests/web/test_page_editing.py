@@ -6,25 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from test_page import text, until
-
-LISTED = "fetch('/api/breakpoint').then((answer) => answer.json())"
+from test_page import LISTED, going, sent, until
 
 
 @pytest.fixture
 def listing(page: Any, live: str) -> Iterator[Any]:
     """The view of breakpoints of a run that goes on; afterwards there are none."""
-    page.goto(f"{live}/?view=breakpoints")
-    until(page, lambda: text(page, "state") == "RUNNING")
+    going(page, f"{live}/?view=breakpoints")
     yield page
     for name in page.evaluate(LISTED):
         sent(page, "DELETE", "", f"{{layer_name: '{name}'}}")
-
-
-def sent(page: Any, method: str, rest: str, body: str) -> Any:
-    """As somebody else would: by a request of its own."""
-    more = f"{{method: '{method}', headers: {{'content-type': 'application/json'}}, body: JSON.stringify({body})}}"
-    return page.evaluate(f"fetch('/api/breakpoint{rest}', {more}).then((answer) => answer.json())")
 
 
 def test_phase_and_once_are_changed_in_the_list(listing: Any) -> None:

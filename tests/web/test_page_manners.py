@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from made_runs import MadeRun, made_run
-from test_page import AXE, look, number, text, until
+from test_page import AXE, going, look, number, text, until
 from trainings import NEURAL, environment, going_on, started, viewing, without
 
 from neuraldbg.surfaces.browser import redirection
@@ -25,8 +25,7 @@ SERIOUS = ("serious", "critical")
 @pytest.fixture
 def running(page: Any, live: str) -> Iterator[Any]:
     """The page of a training that goes on, and goes on afterwards."""
-    page.goto(live)
-    until(page, lambda: text(page, "state") == "RUNNING" and number(page, "step") >= 0)
+    going(page, live)
     yield page
     if text(page, "state") == "PAUSED":
         page.get_by_role("button", name="Continue").click()
