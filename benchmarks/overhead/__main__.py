@@ -32,7 +32,7 @@ from pairs import Much, Outcome, compare
 
 # steps of a turn. A turn is half a second here: threads that work by the clock find that all the others' turns have
 # passed whenever theirs begins, and in shorter ones they would take several times their share
-TURNS = {"mlp": 50, "resnet": 4, "gpt": 4}
+TURNS = {"mlp": 50, "resnet": 2, "gpt": 2}
 FIRST, FIRST_TURN = 20, 5  # updates that are watched in full, and those of a turn of them
 SHORT_PAIRS = 12
 

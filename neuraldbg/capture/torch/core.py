@@ -29,6 +29,7 @@ from neuraldbg.records import Kind
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 RARELY = 17  # steps: one of so many is told to those who look rarely. No multiple of a GAN's updates in a round
 LONG_STEP_NS = 100_000_000  # of such ones fewer are looked at closely: the first would else take some percent longer
+LONG_LOOKED = (0, 1, 4, 16)  # of the first ones of a training
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
 _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
     "pass_begun pass_ended layer_run backward_begun backward_done update_begun update_done".split()
@@ -222,8 +223,7 @@ class Core:
         budget, since = self.budget, step - self._looked_at
         if (budget.bare_ns or 0.0) < LONG_STEP_NS:
             return budget.starting or step % gap == 0 or since >= gap
-        made = budget.since_start
-        return made & (made - 1) == 0 if budget.starting else since >= max(gap, 4)  # 0, 1, 2, 4, 8, 16 of the first
+        return budget.since_start in LONG_LOOKED if budget.starting else since >= max(gap, 4)
 
     def wants(self, kind: Kind) -> bool:
         """Whether this statistic of a layer is taken in the current step, if it is a full one."""
