@@ -33,7 +33,7 @@ from pairs import Much, Outcome, compare
 # steps of a turn. A turn is half a second here: threads that work by the clock find that all the others' turns have
 # passed whenever theirs begins, and in shorter ones they would take several times their share
 TURNS = {"mlp": 50, "resnet": 2, "gpt": 2}
-FIRST, FIRST_TURN = 20, 5  # updates that are watched in full, and those of a turn of them
+FIRST = 20  # updates that are watched in full
 SHORT_PAIRS = 12
 
 say = partial(print, flush=True)
@@ -71,7 +71,7 @@ def main() -> None:
         starts = min(chosen.starts, chosen.pairs)
         much, turn = Much(chosen.pairs, starts, chosen.seconds), (TURNS[program], FIRST)
         if chosen.first:
-            much, turn = Much(starts * FIRST // (2 * FIRST_TURN), starts, chosen.seconds), (FIRST_TURN, 0)
+            much, turn = Much(starts, starts, chosen.seconds), (FIRST // 2, 0)  # one pair of each start
         outcome = compare(program, compared, much, turn=turn, say=say)
         show(outcome)
         page.keep(outcome, found, first=chosen.first) if chosen.write else None

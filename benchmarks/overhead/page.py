@@ -58,7 +58,6 @@ def keep(outcome: Outcome | None, also: dict[str, Any], *, first: bool = False) 
     """Adds to what is there: programs, and arms of a program, may be measured one by one."""
     results = kept()
     results.update(also)
-    results["machine"] = machine()
     if "steps" in also:
         results["growth_machine"] = machine()
     if outcome is not None:
@@ -68,7 +67,7 @@ def keep(outcome: Outcome | None, also: dict[str, Any], *, first: bool = False) 
             program[name] = {
                 "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "pairs": ratio.pairs,
                 "counts": outcome.counts(name), "bare_ms": outcome.bare_ms, "load": load,
-                "viewer": outcome.viewer_share.get(name), "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "viewer": outcome.viewer_share.get(name), "machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
             }  # fmt: skip
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
@@ -101,14 +100,16 @@ def _by_hand(page: str) -> str:
 
 
 def _conditions(results: dict[str, Any]) -> str:
-    where = results.get("machine", {})
-    arms = [arm for program in results.get("programs", {}).values() for arm in program.values()]
+    programs = [program for key in TITLES for program in results.get(key, {}).values()]
+    arms = [arm for program in programs for arm in program.values()]
     loads = [arm["load"] for arm in arms if arm["load"] is not None]
     busy = f" Load of the machine meanwhile: {min(loads)} to {max(loads)}." if loads else ""
-    return (
-        f"Machine: {where.get('cpu')}, {where.get('cores')} cores, torch {where.get('torch')} (CPU, one thread), "
-        f"Python {where.get('python')}.{busy}"
-    )
+    places = sorted({_place(arm["machine"]) for arm in arms})
+    return f"Machine: {'; '.join(places)}. CPU, one thread, {min(arm['date'] for arm in arms)} or later.{busy}"
+
+
+def _place(where: dict[str, Any]) -> str:
+    return f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, Python {where['python']}"
 
 
 def _table(results: dict[str, Any], key: str) -> list[str]:
@@ -167,8 +168,7 @@ def _read(results: dict[str, Any]) -> list[str]:
 
 def _growth(results: dict[str, Any]) -> list[str]:
     lines = []
-    machine_of = results.get("growth_machine", results.get("machine", {}))
-    where = f" On {machine_of.get('cpu')}, {machine_of.get('cores')} cores, torch {machine_of.get('torch')}."
+    where = f" On {_place(results['growth_machine'])}." if "growth_machine" in results else ""
     if results.get("layers"):
         points = results["layers"]
         plot(DOCS / "overhead-layers.svg", points, "layers", "microseconds added to a step, every step in full")

@@ -21,6 +21,11 @@ class Entries(Generic[V]):
         entry = self._entries.get(id(key))
         return entry[1] if entry is not None and entry[0]() is key else None
 
+    def pairs(self, keys: list[Any]) -> list[tuple[V, Any]] | None:
+        """(value, key) of each; None where one of them has no value."""
+        found = [(value, key) for key in keys if (value := self.get(key)) is not None]
+        return found if len(found) == len(keys) else None
+
     def __contains__(self, key: object) -> bool:
         return self.get(key) is not None
 

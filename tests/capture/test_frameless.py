@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from watching import net, trace_of, train, watching
 
 from neuraldbg.capture.guard import Guard
-from neuraldbg.capture.identity import Entries, IdentityTable
 from neuraldbg.capture.kernels import frameless, host
 from neuraldbg.capture.torch.attach import Options, TorchCapture
 from neuraldbg.capture.torch.core import quick_shield, undisturbed
@@ -227,36 +226,6 @@ def test_all_are_told_also_one_that_comes_while_they_are(by: str) -> None:
     ]
     Guard().teller(str)(notices, 5)
     assert told == [(5,), 5]
-
-
-# -- tables by identity ------------------------------------------------------------------------------------------------
-
-
-class Same:
-    """Equal to everything."""
-
-    def __eq__(self, _: object) -> bool:
-        return True
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class ByPython(Entries[Any]):
-    __setitem__ = IdentityTable.__setitem__
-
-
-@pytest.mark.parametrize("kind", [ByPython, IdentityTable])
-def test_a_table_knows_an_object_by_what_it_is_and_lets_go_of_it(kind: Any) -> None:
-    table, one, other = kind(), Same(), Same()
-    table[one] = "value"
-    assert (table.get(one), one in table, len(table)) == ("value", True, 1)
-    assert (table.get(other), other in table) == (None, False)
-    table._entries[id(other)] = table._entries[id(one)]  # as if it had the place of one that is gone
-    assert table.get(other) is None
-    del table._entries[id(other)]
-    del one
-    gc.collect()
-    assert len(table) == 0
 
 
 # -- calls of the user's -----------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_none_lies_in_anothers_place() -> None:
 
 
 def test_what_is_no_plain_tensor_gets_room_of_its_own() -> None:
-    kept = torch.nn.Parameter(torch.ones(2))
+    kept = torch.nn.Parameter(torch.ones(2))  # a class of its own, as wrappers of tensors are
     (copy,) = copied([kept])
     assert torch.equal(copy, kept)
     assert not copy.requires_grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from watching import facts, net, train, watching
 from neuraldbg.capture.budget import SamplingBudget
 from neuraldbg.capture.torch.core import RARELY
 from neuraldbg.capture.torch.evidence.loss_inputs import SPACING, LossInputs
+from neuraldbg.capture.torch.origin.watch import _norm
 from neuraldbg.capture.torch.probes import sample
 from neuraldbg.capture.torch.probes.runner import Probes
 
@@ -155,5 +157,54 @@ def test_of_long_steps_fewer_are_looked_at_closely(
     assert all(measured[:19])
     assert not any(measured[19:23])
     first = [at for at in begun if at < 24]
-    assert first == ([1, 4, 16] if long_ns == 0 else list(range(1, 20)))
+    assert first == ([1, 2, 4, 16] if long_ns == 0 else list(range(1, 20)))
     assert len([at for at in begun if at > 24]) >= (2 if long_ns == 0 else 4)
+
+
+def test_both_networks_of_a_gan_are_looked_at(tmp_path: Path) -> None:
+    looked = set()
+    with watching(tmp_path) as capture:
+
+        def after(step: int) -> None:
+            if step > 20 and capture.core.looking:
+                looked.add(capture.core.recorder.step % 2)
+
+        train(net(), 120, after)
+    assert looked == {0, 1}
+
+
+def test_a_look_that_nobody_takes_does_not_keep_everybody_awake(tmp_path: Path) -> None:
+    with watching(tmp_path, budget=QUIET) as capture:
+        train(net(), 30)
+        capture.core.moments.backward_begun = []
+        capture.core.steady.backward_begun = []
+        capture.core.look_at = 0
+        train(net(), 1)
+        assert capture.core.look_at == math.inf
+
+
+def test_units_that_began_equal_are_looked_at_again_also_in_long_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", 0)
+    model = net()
+    nn.init.constant_(model[0].weight, 0.5)
+    with watching(tmp_path, budget=QUIET):
+        train(model, 40)
+    assert len(facts(tmp_path, "rows_later")) == 2
+
+
+def test_a_weight_that_begins_with_an_infinity_is_told_as_such(tmp_path: Path) -> None:
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.inf
+    with watching(tmp_path):
+        model(torch.ones(2, 4))
+    (first,) = [fact for fact in facts(tmp_path, "start") if fact["path"] == "0" and fact["name"] == "weight"]
+    assert first["high"] == first["gain"] == math.inf
+
+
+def test_a_weight_without_elements_has_no_size() -> None:
+    assert _norm(torch.empty(0, 3)) == 0.0
+    assert _norm(torch.full((2, 2), 3.0)) == 6.0
+    assert math.isnan(_norm(torch.tensor([math.inf, 1.0])))

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from watching import facts, net, train, watching
+from quick_layers import nothing_was_compiled, seen_by_c  # noqa: F401
+from torch import Tensor, nn
+from watching import facts, net, trace_of, train, watching
+
+from neuraldbg.capture.torch.memory import LayerMemory
+from neuraldbg.capture.torch.tree import LATELY, REBUILT_APART
+from neuraldbg.records import Call, SiteKind
+from neuraldbg.trace.tables import CALL_CODE
 
 HERE = Path(__file__).parent
 PROGRAM = """
@@ -91,3 +97,81 @@ def test_a_thread_that_trains_keeps_its_gradients_to_itself(tmp_path: Path) -> N
         finally:
             go_on.set()
             thread.join()
+
+
+class Meets(nn.Module):
+    """A layer that says when it runs, and waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs.set()
+        assert self.go_on.wait(20)
+        return x
+
+
+@seen_by_c
+@pytest.mark.usefixtures("nothing_was_compiled")
+def test_a_pass_that_begins_while_c_sees_another_threads_is_one_pass(tmp_path: Path) -> None:
+    first, second = Meets(), Meets()
+    models = [nn.Sequential(nn.Linear(4, 4), each, nn.Linear(4, 1)) for each in (first, second)]
+    with watching(tmp_path):
+        threads = [threading.Thread(target=model, args=(torch.ones(2, 4),)) for model in models]
+        threads[0].start()
+        assert first.runs.wait(20)
+        threads[1].start()
+        assert second.runs.wait(20)
+        first.go_on.set()
+        threads[0].join()
+        second.go_on.set()
+        threads[1].join()
+    with trace_of(tmp_path) as trace:
+        rows = trace.table("calls", ["call", "site"])
+        passes = rows["site"][rows["call"] == CALL_CODE[Call.PASS]].tolist()
+        paths = {site.id: (site.kind, site.path) for site in trace.sites}
+    assert len(passes) == len(set(passes)) == 2
+    assert {paths[site][0] for site in passes} == {SiteKind.MODEL}
+
+
+def test_who_called_a_model_once_is_not_minded_for_good(tmp_path: Path) -> None:
+    """The main thread asks for the shapes, another one trains."""
+    model, told = net(), []
+    with watching(tmp_path) as capture:
+        model(torch.ones(2, 4))
+
+        def work() -> None:
+            train(model, 3)
+            told.append(capture.core.tree.alone())
+            train(model, LATELY)
+            told.append(capture.core.tree.alone())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert told == [False, True]
+
+
+def test_a_model_that_is_made_anew_was_called_by_nobody(tmp_path: Path) -> None:
+    with watching(tmp_path) as capture:
+        for _ in range(REBUILT_APART + 2):
+            model = net()
+            train(model, 2)
+            known = capture.core.tree.models.get(model)
+            assert set(known.threads) == {threading.get_ident()}
+            known.threads[-1] = known.passes  # some other thread's
+            del model, known
+
+
+def test_gradients_that_may_not_be_read_are_not_counted_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net()
+    with watching(tmp_path) as capture:
+        train(model, 2)
+        memory = LayerMemory(capture)
+        monkeypatch.setattr(capture.core.tree, "alone", lambda: False)
+        kept = memory._kept_for_good()
+    assert kept["gradient_bytes"] is None
+    assert kept["parameter_bytes"] == sum(p.nbytes for p in model.parameters())

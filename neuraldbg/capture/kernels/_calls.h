@@ -221,6 +221,25 @@ static PyObject *identities_get(PyObject *self, PyObject *key)
     return found ? Py_NewRef(found) : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+static PyObject *identities_pairs(PyObject *self, PyObject *keys)
+{
+    if (!PyList_Check(keys))
+        return PyErr_Format(PyExc_TypeError, "pairs takes a list");
+    PyObject *found = PyList_New(0);
+    for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(keys); i++) {
+        PyObject *key = Py_NewRef(PyList_GET_ITEM(keys, i)), *value = entry_of(self, key);
+        int unknown = !value || value == Py_None;
+        PyObject *pair = unknown ? NULL : PyTuple_Pack(2, value, key);
+        Py_DECREF(key);
+        if (!pair || PyList_Append(found, pair) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(pair);
+        if (unknown && !PyErr_Occurred())
+            Py_RETURN_NONE;
+    }
+    return found;
+}
+
 static int identities_have(PyObject *self, PyObject *key)
 {
     PyObject *found = entry_of(self, key);
@@ -269,6 +288,7 @@ static PyMemberDef identities_members[] = {
 };
 static PyMethodDef identities_methods[] = {
     {"get", identities_get, METH_O, "The value of this very object; None without one."},
+    {"pairs", identities_pairs, METH_O, "(value, key) of each in a list; None where one of them has no value."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot identities_slots[] = {

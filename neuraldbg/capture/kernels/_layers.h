@@ -50,7 +50,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD PyObject *next_seq, *missed, *missed_gradient, *looked, *modes;
     kinds known_as;
-    PyObject *above; /* the hook after a module in Python: gets what began before us */
+    PyObject *below, *above; /* the hooks before and after a module in Python: for other threads, and what began before us */
     stats_row *stats;
     span_row *spans;
     int64_t stats_used, spans_used, stats_lost, spans_lost;
@@ -346,7 +346,9 @@ static int watch_gradient(watch *of, PyObject *output, const layer *from)
 static PyObject *before_layer(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
 {
     watch *of = ((hook *)self)->of;
-    if (PyVectorcall_NARGS(given) < 1 || PyThread_get_thread_ident() != of->owner || of->depth == DEEPEST)
+    if (PyThread_get_thread_ident() != of->owner)
+        return of->below ? PyObject_Vectorcall(of->below, args, given, names) : Py_NewRef(Py_None);
+    if (PyVectorcall_NARGS(given) < 1 || of->depth == DEEPEST)
         Py_RETURN_NONE;
     call *top = &of->stack[of->depth++];
     top->module = args[0];
@@ -369,10 +371,11 @@ static int write_layer(watch *of, PyObject *module, PyObject *output, const call
         return active < 0 ? -1 : 0;
     MUST(read_plain(&of->known_as, output, &one));
     int wanted = of->with_gradient && of->wants_gradient && from->watched ? attribute_is(output, S_requires, Py_True) : 0;
-    if (wanted == 1 && attribute_is(output, S_leaf, Py_True) == 1)
-        return 0; /* a weight that the module puts out: its hook has to be taken off again */
-    if (wanted < 0)
+    int leaf = wanted == 1 ? attribute_is(output, S_leaf, Py_True) : 0;
+    if (wanted < 0 || leaf < 0)
         return -1;
+    if (leaf == 1)
+        return 0; /* a weight that the module puts out: its hook has to be taken off again */
     if (from->timed)
         put_span(of, from->site, of->phase, of->pass, of->above_depth + of->depth, begun->start,
                  end - begun->start - (of->own - begun->own), one.count * WIDTH[one.dtype]);

@@ -44,6 +44,7 @@ static int watch_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(of->missed);
     Py_VISIT(of->missed_gradient);
     Py_VISIT(of->looked);
+    Py_VISIT(of->below);
     Py_VISIT(of->above);
     Py_VISIT(of->error);
     return 0;
@@ -64,6 +65,7 @@ static int watch_clear(PyObject *self)
     Py_CLEAR(of->missed);
     Py_CLEAR(of->missed_gradient);
     Py_CLEAR(of->looked);
+    Py_CLEAR(of->below);
     Py_CLEAR(of->above);
     Py_CLEAR(of->error);
     forget_layers(of);
@@ -137,15 +139,15 @@ static PyObject *watch_error(PyObject *self, void *closure)
     return Py_NewRef(error ? error : Py_None);
 }
 
-PyDoc_STRVAR(listen_doc, "listen(missed, missed_gradient, looked, above): what Python is called for; four None = never");
+PyDoc_STRVAR(listen_doc, "listen(missed, missed_gradient, looked, below, above): what Python is called for; None = never");
 
 static PyObject *watch_listen(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     watch *of = (watch *)self;
-    if (given != 4)
-        return PyErr_Format(PyExc_TypeError, "listen takes 4 arguments, not %zd", given);
-    PyObject **places[4] = {&of->missed, &of->missed_gradient, &of->looked, &of->above};
-    for (int i = 0; i < 4; i++)
+    if (given != 5)
+        return PyErr_Format(PyExc_TypeError, "listen takes 5 arguments, not %zd", given);
+    PyObject **places[5] = {&of->missed, &of->missed_gradient, &of->looked, &of->below, &of->above};
+    for (int i = 0; i < 5; i++)
         Py_XSETREF(*places[i], args[i] == Py_None ? NULL : Py_NewRef(args[i]));
     Py_RETURN_NONE;
 }

@@ -142,7 +142,7 @@ class BackwardWatch:
             value = abs(core.recorder.latest.get("loss", 1.0))
             self.stands_out = not value <= SPIKE * self._usual
             if self.stands_out or value == 0.0 or core.backwards >= core.look_at:
-                heard = core.moments
+                heard, core.look_at = core.moments, math.inf  # who waits for another one says so
             if heard is core.moments and value < math.inf:
                 self._usual += _SMOOTH * (value - self._usual)
         core.tell(heard.backward_begun, loss, source)

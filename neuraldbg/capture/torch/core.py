@@ -29,7 +29,7 @@ from neuraldbg.records import Kind
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 RARELY = 17  # steps: one of so many is told to those who look rarely. No multiple of a GAN's updates in a round
 LONG_STEP_NS = 100_000_000  # of such ones fewer are looked at closely: the first would else take some percent longer
-LONG_LOOKED = (0, 1, 4, 16)  # of the first ones of a training
+LONG_LOOKED = (1, 2, 4, 16)  # of the first ones of a training, which count from 0
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
 _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
     "pass_begun pass_ended layer_run backward_begun backward_done update_begun update_done".split()
@@ -219,11 +219,12 @@ class Core:
         self.heard = self.moments if self.looking or before or step % RARELY == 0 else self.steady
 
     def _evidence_is_due(self, step: int) -> bool:
-        gap = min(SELDOM, 1 << (step // 32).bit_length())  # 1 up to step 31, 2 up to 63, 4, ... 64 from 1024 on
-        budget, since = self.budget, step - self._looked_at
-        if (budget.bare_ns or 0.0) < LONG_STEP_NS:
-            return budget.starting or step % gap == 0 or since >= gap
-        return budget.since_start in LONG_LOOKED if budget.starting else since >= max(gap, 4)
+        gap = min(SELDOM, 1 << (step // 8).bit_length()) | 1  # 1 up to step 7, 3 up to 15, 5, ... 65 from 256 on
+        budget = self.budget
+        if budget.starting:
+            long = budget.steps > 2 and (budget.bare_ns or 0.0) >= LONG_STEP_NS  # the first ones warm up
+            return not long or budget.since_start in LONG_LOOKED
+        return step - self._looked_at >= gap
 
     def wants(self, kind: Kind) -> bool:
         """Whether this statistic of a layer is taken in the current step, if it is a full one."""
@@ -257,7 +258,7 @@ class Core:
         if not self.here.local.trains:
             self.here.local.trains = True
             self.trainers += 1
-            self.tree.several_train = self.trainers > 1
+            self.tree.trains(threading.get_ident())
 
     def ours_since(self, before: int) -> int:
         """Our own time inside of something that is timed. What is ours of another thread may lie there too or not:

@@ -193,8 +193,8 @@ class PassWatch:
             self._keep(one, module, root, (args, kwargs))
         mode, model.mode = model.mode, (grad, training)
         usual = model.mode == mode and model.passes > FIRST_PASSES  # of others everybody is told
-        if not usual or core.trainers > 1:
-            model.threads.add(get_ident())
+        if not (usual and model.threads) or core.trainers > 1:
+            model.threads[get_ident()] = model.passes
         core.tell((core.heard if usual else core.moments).pass_begun, one, root, args, kwargs)
         one.entered = ()
         one.start_ns = now_ns()

@@ -134,7 +134,7 @@ class LayerWatch:
     def _gradient(self, gradient: Tensor, layer: Layer, slot: int, one: Pass) -> None:
         core = self.core
         begin = now_ns()
-        if one.by_c and self.quick.one is not None:
+        if one.by_c:
             self._beside_quick(gradient, layer, slot, one, begin)
             return
         last = self.last_backward[0]
@@ -156,7 +156,7 @@ class LayerWatch:
     def _beside_quick(self, gradient: Tensor, layer: Layer, slot: int, one: Pass, begin: int) -> None:
         """One of a pass whose other layers C sees, which keeps their times."""
         self.stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
-        if layer.leaf:
+        if layer.leaf and self.quick.one is not None:  # else C rests, and times nothing
             self.quick.c.arrived(layer.site, one.id, begin)
         else:
             self.set_aside(now_ns() - begin)

@@ -166,9 +166,10 @@ class LayerMemory:
             told["peak_after"] = {"site": current.peak[1], "phase": current.peak[2], "bytes": current.peak[0]}
         return {**told, **self._kept_for_good()}
 
-    def _kept_for_good(self) -> dict[str, int]:
-        parameters: list[Tensor] = [p for root, _ in self.core.tree.readable() for p in root.parameters()]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    def _kept_for_good(self) -> dict[str, int | None]:
+        tree = self.core.tree
+        parameters: list[Tensor] = [p for root, _ in tree.models.items() for p in root.parameters()]
+        gradients = [p.grad for p in parameters if p.grad is not None] if tree.alone() else None
         states = [
             tensor
             for optimizer, _ in self.updates.optimizers.items()
@@ -177,7 +178,7 @@ class LayerMemory:
             if isinstance(tensor, Tensor)
         ]
         named = {"parameter_bytes": parameters, "gradient_bytes": gradients, "optimizer_bytes": states}
-        return {name: sum(dict(map(_storage, held)).values()) for name, held in named.items()}
+        return {name: None if held is None else sum(dict(map(_storage, held)).values()) for name, held in named.items()}
 
 
 def allocated_bytes() -> int | None:

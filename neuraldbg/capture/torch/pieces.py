@@ -46,7 +46,10 @@ def rooms_for(values: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def copied(values: Sequence[Tensor]) -> list[Tensor]:
-    rooms = rooms_for(values)
-    if rooms:
-        torch._foreach_copy_(rooms, list(values))
-    return rooms
+    """Others than plain ones know best how they are copied."""
+    theirs = [value for value in values if plain(value)]
+    ours = rooms_for(theirs)
+    if ours:
+        torch._foreach_copy_(ours, theirs)
+    rooms = iter(ours)
+    return [next(rooms) if plain(value) else value.detach().clone() for value in values]

@@ -46,7 +46,7 @@ class QuickLayers:
             missed = core.guard.shield("layers", lambda module, *_: type(module).__name__)(self._missed)
             gradient = core.guard.shield("gradients")(self._missed_gradient)
             looked = core.guard.shield("evidence of layers", lambda module, *_: type(module).__name__)(self._looked)
-            self.c.listen(missed, gradient, looked, passes.post_hook)
+            self.c.listen(missed, gradient, looked, passes.pre_hook, passes.post_hook)
             core.recorder.staging.blocks.append(self._drain)
             core.tree.on_change = self.c.forget
 
@@ -58,6 +58,8 @@ class QuickLayers:
         if self.c is None or not one.sampled or not self._fits():
             return False
         self.settle()  # gradients of an earlier pass may have come late
+        if self.c is None:
+            return False
         one.own_before, one.by_c = core.own_ns, True
         wants = (core.wants(Kind.ACTIVATION), core.wants(Kind.GRADIENT))
         self.c.begin(one.step, one.id, PHASE_CODE[one.phase], 1, one.grad, *wants, core.largest, one.looked)
@@ -94,7 +96,7 @@ class QuickLayers:
 
     def close(self) -> None:
         if self.c is not None:
-            self.c.listen(None, None, None, None)
+            self.c.listen(*(None,) * 5)
             self.c.forget()
             self.core.tree.on_change = None
             self.c = self.one = None

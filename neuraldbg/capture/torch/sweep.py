@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from neuraldbg.records import Kind, Phase
 from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 TOO_LARGE = f"updates of parameters above {TURN_BYTES >> 20} MB are not measured under a budget (--budget full does)"
+_first, _second = itemgetter(0), itemgetter(1)
 _Kept = list[tuple[int, Tensor, Tensor | None]]  # site, parameter, value before the step
 
 
@@ -44,9 +46,10 @@ class Sweep:
 
     def sites(self, parameters: Iterable[Tensor], *, adopt: bool = False) -> list[tuple[int, Tensor]]:
         """Raw tensors are taken in at once; a Parameter may belong to a model that has not been called yet."""
-        tree = self.core.tree
-        found = []
-        for parameter in parameters:
+        tree, parameters = self.core.tree, list(parameters)
+        known = tree.parameter_site.pairs(parameters)
+        found = [] if known is None else known
+        for parameter in parameters if known is None else ():
             site = tree.parameter_site.get(parameter)
             if site is None and tree.only is None and not (isinstance(parameter, nn.Parameter) and not adopt):
                 site = tree.adopt_leaf(parameter)
@@ -61,11 +64,11 @@ class Sweep:
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
-        before = self._earlier.take([parameter for _, parameter in found])
+        before = self._earlier.take(list(map(_second, found)))
         if self._earlier.too_large and not self._told:
             self._told = True
             self.core.recorder.note("info", TOO_LARGE)
-        return [(site, parameter, copied) for (site, parameter), copied in zip(found, before, strict=True)]
+        return list(zip(map(_first, found), map(_second, found), before, strict=True))
 
     @torch.no_grad()
     def after(self, kept: _Kept) -> None:

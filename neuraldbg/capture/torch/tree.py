@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.records import SiteKind
 
+LATELY = 64  # passes of a model within which a thread that called it may be in its backward
 REBUILT_APART = 8  # models of one class and shape that get sites of their own
 _WRAPPERS = {
     "DistributedDataParallel": "module",
@@ -66,7 +68,7 @@ class Model:
     rebuilt: bool = False
     random: bool | None = None  # whether its passes draw random numbers on the host; None = not seen yet
     mode: tuple[bool, bool] | None = None  # of its last pass: with gradients, in training mode
-    threads: set[int] = field(default_factory=set)  # that have called it
+    threads: dict[int, int] = field(default_factory=dict)  # that have called it -> its last pass by that one
     sites: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind of site, path) -> site
 
 
@@ -76,7 +78,7 @@ class ModuleTree:
     def __init__(self, recorder: Recorder, *, only: nn.Module | None = None) -> None:
         self.recorder = recorder
         self.only = None if only is None else weakref.ref(unwrap(only)[0])
-        self.several_train = False  # threads
+        self.trainers: set[int] = set()  # threads
         self._parent: IdentityTable[weakref.ref[nn.Module]] = IdentityTable()
         self._defined: IdentityTable[str] = IdentityTable()
         self.layers: IdentityTable[Layer] = IdentityTable()
@@ -190,7 +192,7 @@ class ModuleTree:
         gone = next((model for model in alike if model.ref() is None), None)
         if gone is None or len(alike) < REBUILT_APART:
             return None
-        gone.ref, gone.rebuilt = weakref.ref(root), True
+        gone.ref, gone.rebuilt, gone.threads = weakref.ref(root), True, {}
         self.models[root] = gone
         self.recorder.fact("model_rebuilt", site=gone.site, name=gone.name)
         return gone
@@ -305,14 +307,25 @@ class ModuleTree:
     def readable(self) -> Iterator[tuple[nn.Module, Model]]:
         """Models whose gradients this thread may read: a backward of another one writes to those of its model while
         nobody holds the interpreter, and who reads them meanwhile crashes."""
-        others: set[int | None] = set()
-        if self.several_train:
-            others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-        return ((root, model) for root, model in self.models.items() if model.threads.isdisjoint(others))
+        others = self._others()
+        return ((root, model) for root, model in self.models.items() if not (others and _called_by(model, others)))
+
+    def trains(self, thread: int) -> None:
+        """It begins to. As long as there was one, nobody counted who called which model when."""
+        self.trainers.add(thread)
+        if len(self.trainers) > 1:
+            for model in self.models.values():
+                model.threads = dict.fromkeys(model.threads, model.passes)
+
+    def _others(self) -> set[int]:
+        """Threads that train beside this one."""
+        if len(self.trainers) < 2:
+            return set()
+        return (self.trainers & sys._current_frames().keys()) - {threading.get_ident()}
 
     def alone(self) -> bool:
         """Whether this thread may read all of them."""
-        return not self.several_train or len(list(self.readable())) == len(self.models)
+        return len(self.trainers) < 2 or len(list(self.readable())) == len(self.models)
 
     def trainable(self) -> Iterator[tuple[int, Tensor]]:
         """Site and tensor of every trainable parameter of every live model that this thread may read, each once."""
@@ -323,10 +336,15 @@ class ModuleTree:
                 if parameter.requires_grad and site is not None and id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield site, parameter
-        for ref in self._leaves if not self.several_train else ():
+        for ref in self._leaves if not self._others() else ():
             leaf = ref()
             if leaf is not None:
                 yield self.parameter_site[leaf], leaf
+
+
+def _called_by(model: Model, threads: set[int]) -> bool:
+    """Lately: who called it once, to see its shapes, and left it to another thread is not minded for good."""
+    return any(model.passes - model.threads.get(thread, -LATELY) < LATELY for thread in threads)
 
 
 def _strip(path: str) -> str:

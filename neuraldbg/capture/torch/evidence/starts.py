@@ -27,6 +27,7 @@ class Starts:
         self.core = capture.core
         self._seen: set[int] = set()
         self._written = 0
+        self._first_look = True  # is yet to come
         self._equal: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # units that started as copies of this one
         self.core.take_part("pass_begun", "first weights", self._begun, rarely=True)
         self.core.take_part("update_done", "first weights", self._updated, rarely=True)
@@ -44,7 +45,8 @@ class Starts:
                     self._write(site, own, name, module, parameter)
 
     def _updated(self, *_: Any) -> None:
-        if self._equal and self.core.recorder.step == LATER:
+        if self._equal and self._first_look and self.core.recorder.step >= LATER:
+            self._first_look = False
             self._look_again()
 
     def _look_again(self) -> None:
@@ -64,7 +66,7 @@ class Starts:
     @torch.no_grad()
     def _write(self, site: int, own: str, path: str, module: nn.Module, parameter: Tensor) -> None:
         values = parameter.detach().float()
-        _, mean, std, low, high, norm, *_ = measure(values) or composed(values)
+        mean, std, low, high, norm = _described(values)
         equal = _equal_rows(values)
         if equal and parameter.requires_grad:
             self._equal[site] = weakref.ref(parameter), values[0].flatten().clone()
@@ -83,6 +85,15 @@ class Starts:
             gain=None if values.dim() < 2 else norm / math.sqrt(values.shape[0]),  # of torch's Linear 0.58, Xavier's 1
             equal_rows=equal,
         )
+
+
+def _described(values: Tensor) -> tuple[float, ...]:
+    """Mean, spread, smallest, largest, norm: of all values. One that is no number shows in them."""
+    _, mean, std, low, high, norm, _, nans, infs, *_ = measure(values) or composed(values)
+    if nans or infs:
+        told = (values.mean(), values.std(unbiased=False), values.min(), values.max(), torch.linalg.vector_norm(values))
+        return tuple(map(float, told))
+    return mean, std, low, high, norm
 
 
 def _readable(parameter: Any) -> bool:

@@ -341,7 +341,7 @@ def _handy(parameters: list[Tensor]) -> Tensor:
 
 
 def _norm(parameter: Tensor) -> float:
-    row = host.measured(parameter)
+    row = host.measured(parameter) if parameter.numel() else None
     if row is not None:
         return row[5] if not row[7] + row[8] else math.nan
     return float(torch.linalg.vector_norm(parameter.detach(), dtype=torch.float64))
