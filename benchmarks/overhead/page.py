@@ -67,7 +67,8 @@ def keep(outcome: Outcome | None, also: dict[str, Any], *, first: bool = False) 
             program[name] = {
                 "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "pairs": ratio.pairs,
                 "counts": outcome.counts(name), "bare_ms": outcome.bare_ms, "load": load,
-                "viewer": outcome.viewer_share.get(name), "machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "viewer": outcome.viewer_share.get(name), "machine": machine(),
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
             }  # fmt: skip
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 

@@ -64,7 +64,7 @@ def test_a_training_has_histograms_of_activations_gradients_and_parameters(tmp_p
     with watching(tmp_path):
         train(model, 40)
     with trace_of(tmp_path) as trace:
-        assert histograms(trace, "2", Kind.PARAMETER).steps.tolist() == [0, 8, 16, 24, 32]
+        assert histograms(trace, "2", Kind.PARAMETER).steps.tolist() == [0, 8, 16, 24, 38]
         for kind in KINDS:
             found = histograms(trace, "2", kind)
             assert found.steps.tolist()[:3] == [0, 8, 16]
