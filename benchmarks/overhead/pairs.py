@@ -97,7 +97,8 @@ def compare(
     began = time.monotonic()
     for start in range(much.starts):
         left = (began + much.seconds * (start + 1) / much.starts) - time.monotonic()
-        _one_start(program, arms, (much.pairs // much.starts, left, turn), taken, start)
+        order = arms if start % 2 == 0 else arms[::-1]  # who is started first, and has the first turn
+        _one_start(program, order, (much.pairs // much.starts, left, turn), taken, start)
         say(f"{program}: {len(taken.starts)} pairs, {_so_far(taken, arms)}")
     bare = taken.spent[arms[0].name]
     ratios = {arm.name: taken.ratio(arm.name, arms[0].name) for arm in arms[1:]}
