@@ -43,7 +43,7 @@ OURS = (
     ),
     Arm(
         "full",
-        "every step: time, 9 statistics of outputs, their gradients, parameters, gradients, updates; all evidence",
+        "every step: time, 9 statistics of outputs, their gradients, parameters, gradients, updates; some evidence",
         ("--budget", "full"),
     ),
     Arm(
