@@ -218,10 +218,23 @@ def hide_own_imports() -> None:
 
 
 def wait_for_threads() -> None:
-    """Python waits for non-daemon threads before it ends; training may go on in one of them."""
+    """Python waits for non-daemon threads before it ends; training may go on in one of them. Those of an executor that
+    nobody shut down it tells to stop first, which we leave to it: they may be wanted after us."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+            idle = 0  # looks: between two pieces of work one is idle for an instant
+            while thread.is_alive() and idle < 3:
+                thread.join(0.02)
+                idle = idle + 1 if _waits_for_work(thread) else 0
+
+
+def _waits_for_work(thread: threading.Thread) -> bool:
+    """Whether it belongs to an executor that has nothing for it to do."""
+    pools = sys.modules.get("concurrent.futures.thread")
+    queue = getattr(pools, "_threads_queues", {}).get(thread)
+    frame = sys._current_frames().get(thread.ident or -1)
+    worker = getattr(getattr(pools, "_worker", None), "__code__", None)
+    return queue is not None and frame is not None and frame.f_code is worker and queue.empty()
 
 
 def die_by_signal(outcome: Outcome) -> None:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import growth
 import page
-from arms import BARE, CONTROL, OURS, peers
+from arms import BARE, CONTROL, COVERS, OURS, peers
 from pairs import Much, Outcome, compare
 
 # steps of a turn. A turn is half a second here: threads that work by the clock find that all the others' turns have
@@ -42,12 +42,13 @@ say = partial(print, flush=True)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help=f"{SHORT_PAIRS} pairs of the MLP: whether it still works")
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--starts", type=int, default=40, help="of the processes")
+    parser.add_argument("--pairs", type=_count, default=200)
+    parser.add_argument("--starts", type=_count, default=40, help="of the processes")
     parser.add_argument("--first", action="store_true", help=f"the first {FIRST} updates, not those after them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further pair is begun")
-    parser.add_argument("--programs", nargs="*", default=list(TURNS))
-    parser.add_argument("--arms", nargs="*", help="of all; by default ours and the peers that are there")
+    parser.add_argument("--programs", nargs="*", default=list(TURNS), choices=list(TURNS))
+    known = [*(arm.name for arm in OURS), *COVERS]
+    parser.add_argument("--arms", nargs="*", choices=known, help="by default ours and the peers that are there")
     parser.add_argument("--peers", metavar="PYTHON")
     parser.add_argument("--old", metavar="PYTHON")
     parser.add_argument("--growth", action="store_true", help="with layers and steps")
@@ -68,6 +69,7 @@ def main() -> None:
         arms = [arm for arm in arms if arm.name in chosen.arms]
     for program in chosen.programs:
         compared = [BARE, *arms, CONTROL]
+        say(f"{program}: {', '.join(arm.name for arm in compared)} are started; a line comes after each start")
         starts = min(chosen.starts, chosen.pairs)
         much, turn = Much(chosen.pairs, starts, chosen.seconds), (TURNS[program], FIRST)
         if chosen.first:
@@ -78,6 +80,13 @@ def main() -> None:
     if chosen.write:
         page.keep(None, found)
         page.write()
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
 
 
 def show(outcome: Outcome) -> None:

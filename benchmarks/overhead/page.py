@@ -28,6 +28,12 @@ SHOWN = {
     "neuraldbg_1_3_2": "neuraldbg 1.3.2 of PyPI",
     "control": "control: a second bare process",
 }
+IN_SHORT = (
+    "In short, for steps on a CPU: of 0.1 s and more by default as good as nothing, with `--budget full` 3 to 6 %; of",
+    "10 ms 4 to 7 % and a third; of less than a millisecond half of it and more. The first 20 updates cost more, since",
+    "everything is measured in them: an eighth of a long step, half a second in all where steps are short. A *bar* is",
+    "what we want to reach, a *pair* a turn of each process and one back, a *start* all processes made anew.",
+)
 TITLES = {
     "programs": "CPU time of a training step over that of a bare one from update 21 on, with the interval of 95 %.",
     "first": "The same of updates 1 to 20, of which everything is measured (the bar is that of every step in full).",
@@ -81,6 +87,9 @@ def write() -> None:
         "Tables and plots are made by `python benchmarks/overhead --write` from `benchmarks/overhead/results.json`.",
         "Its docstring says how: processes that take turns, CPU time with all threads, a bare process that never",
         "imported neuraldbg, a bootstrap over starts and pairs, a second bare process as control.",
+        "`make bench` runs a short version of it, some minutes long, and the other benchmarks beside it.",
+        "",
+        *IN_SHORT,
         "",
         _conditions(results),
         "",

@@ -206,16 +206,17 @@ class TorchCapture:
 
     def overhead(self) -> dict[str, Any]:
         """Our own time over the rest. Being called at all is part of it: torch's way through global hooks is measured
-        once and counted for every call of a module."""
-        budget = self.core.budget
+        once and counted for every call of a module. Unknown where several threads train: what is ours in one lies in
+        the steps of another."""
+        budget, alone = self.core.budget, self.core.trainers < 2
         dispatch = int(self.passes.calls * self._dispatch_ns())
         bare = budget.wall_ns - budget.own_ns - dispatch
         extra = dispatch / bare if bare > 0 else 0.0
         later = budget.ratio_after_start
         return {
-            "ratio": (budget.own_ns + dispatch) / bare if bare > 0 else None,
-            "ratio_after_start": None if later is None else later + extra,
-            "measured": None if budget.measured is None else list(budget.measured),
+            "ratio": (budget.own_ns + dispatch) / bare if bare > 0 and alone else None,
+            "ratio_after_start": later + extra if later is not None and alone else None,
+            "measured": list(budget.measured) if budget.measured is not None and alone else None,
             "sampled_steps": budget.sampled,
             "total_steps": budget.steps,
             "own_s": budget.own_ns / 1e9,

@@ -279,7 +279,8 @@ class UpdateWatch:
         loss = recorder.latest.get("loss", 0.0)
         if loss - loss != 0.0 or core.budget.loss_is_bad:
             core.budget.loss_told(loss)
-        core.budget.step_done(wall_ns=end - started, own_ns=core.own_ns)
+        wall = end - started  # of a first step whose passes nobody sees, because they are compiled, unknown
+        core.budget.step_done(wall_ns=wall, own_ns=min(core.own_ns, wall))
         if self.passes.quick.one is not None and not (core.budget.full or core.budget.last_was_full):
             self.passes.quick.rest()  # by now the other network of a GAN has had its backward too
         core.own_ns = 0

@@ -70,7 +70,7 @@ class Ownership:
         if optimizer not in self._stepped:
             self._stepped[optimizer] = True
             for parameter in owned(optimizer):
-                self._was_trained[parameter] = True
+                self._was_trained[parameter] = self._was_owned[parameter] = True
         elif not (self.core.looking and (known.updates <= 4 or _power_of_two(known.updates))):
             return
         self._look()

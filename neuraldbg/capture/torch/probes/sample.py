@@ -104,6 +104,8 @@ class Specimen:
         return self.offered % self.stride == 0
 
 
+NO_PASS = "no pass of a model was seen with its backward"
+SEVERAL_THREADS = "several threads train"
 TOO_LARGE = f"the model has more than {MODEL_BYTES >> 20} MB of parameters"
 
 
@@ -115,7 +117,7 @@ class Samples:
         self.unscaled = unscaled
         self.ledger = ledger
         self.specimen: Specimen | None = None
-        self.why_not = "no backward was seen"
+        self.why_not = NO_PASS
         self.loss_lines: Counter[int] = Counter()
         self.per_update: Counter[int] = Counter()  # backwards per update -> updates
         self._counted_in = -1  # the step whose backwards these are
@@ -139,6 +141,9 @@ class Samples:
 
     def _pass_begun(self, one: Pass, root: nn.Module | None, args: Any, kwargs: Any) -> None:
         if one.record is None or self._done or root is None or self._changes > MOST_CHANGES:
+            return
+        if self.core.trainers > 1:
+            self._give_up(SEVERAL_THREADS)  # which pass belongs to which backward is not known
             return
         if self.specimen is not None and not self.specimen.wants and any(root is own for own in self.specimen.roots):
             self._skip()
@@ -169,7 +174,7 @@ class Samples:
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
         number = self._numbers.get(one.id)
-        if number is None or self._tape is None:
+        if number is None or self._tape is None or self.core.trainers > 1:
             return
         found = list(tensors(outputs))
         if any(tensor.is_cuda and tensor.numel() * tensor.element_size() > OUTPUT_BYTES for tensor in found):
@@ -201,7 +206,7 @@ class Samples:
         if len(self.loss_lines) < 64 or source in self.loss_lines:
             self.loss_lines[source] += 1
         tape = self._tape
-        if tape is None or self._done or loss is None:
+        if tape is None or self._done or loss is None or self.core.trainers > 1:
             return
         self._done = True
         try:
