@@ -122,22 +122,32 @@ static PyObject *keep(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return kept < 0 ? NULL : PyBool_FromLong(kept);
 }
 
-PyDoc_STRVAR(instances_doc, "instances_of(objects, types) -> those of a list whose type is one of a tuple");
+PyDoc_STRVAR(instances_doc, "instances_of(get_objects, types, exact) -> those of what is got whose type is one of a tuple");
 
-/* A process has half a million objects: Python looks at each for 60 ns. */
+/* A process has half a million objects: Python looks at each for 60 ns. And it would let other threads run meanwhile, of
+   which one may be filling a tuple that is among them: that fails while somebody else holds it. */
 static PyObject *instances_of(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    if (given != 2 || !PyList_Check(args[0]) || !PyTuple_Check(args[1]))
-        return PyErr_Format(PyExc_TypeError, "instances_of takes a list and a tuple of types");
-    PyObject *found = PyList_New(0);
-    for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(args[0]); i++) {
-        PyObject *one = PyList_GET_ITEM(args[0], i);
-        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(args[1]); k++)
-            if ((PyObject *)Py_TYPE(one) == PyTuple_GET_ITEM(args[1], k) && PyList_Append(found, one) < 0) {
+    if (given != 3 || !PyTuple_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "instances_of takes a function, a tuple of types and a flag");
+    int exact = PyObject_IsTrue(args[2]);
+    PyObject *all = exact < 0 ? NULL : PyObject_CallNoArgs(args[0]), *found = all && PyList_Check(all) ? PyList_New(0) : NULL;
+    for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(all); i++) {
+        PyObject *one = PyList_GET_ITEM(all, i);
+        for (Py_ssize_t k = 0; found && k < PyTuple_GET_SIZE(args[1]); k++) {
+            PyObject *kind = PyTuple_GET_ITEM(args[1], k);
+            int fits = (PyObject *)Py_TYPE(one) == kind;
+            if (!fits && !exact && PyType_Check(kind))
+                fits = PyType_IsSubtype(Py_TYPE(one), (PyTypeObject *)kind);
+            if (fits && PyList_Append(found, one) < 0)
                 Py_CLEAR(found);
+            if (fits)
                 break;
-            }
+        }
     }
+    if (all && !PyList_Check(all))
+        PyErr_SetString(PyExc_TypeError, "a list is to be got");
+    Py_XDECREF(all);
     return found;
 }
 

@@ -19,6 +19,6 @@ Fetches: Final[Any] = getattr(_fused, "Fetches", None)  # capture/torch/evidence
 Reader: Final[Any] = getattr(_fused, "Reader", None)  # capture/kernels/host.py
 hang: Final[Any] = getattr(_fused, "hang", None)  # `Tensor.register_hook` on what is no leaf
 keep: Final[Any] = getattr(_fused, "keep", None)  # capture/torch/earlier.py
-instances_of: Final[Any] = getattr(_fused, "instances_of", None)  # capture/torch/evidence/copies.py
+instances_of: Final[Any] = getattr(_fused, "instances_of", None)  # capture/living.py
 shield: Final[Any] = getattr(_fused, "shield", None)  # capture/guard.py, as the next
 tell: Final[Any] = getattr(_fused, "tell", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.living import instances_of
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.patches import Patches
 from neuraldbg.capture.torch.taps import BACKWARD, FORWARD
@@ -26,7 +26,7 @@ class Modules:
         keys = [key.split("@")[0] for node in _nodes(traced) for key in node.meta.get("nn_module_stack") or ()]
         order = list(dict.fromkeys(int(key) for key in keys if key.isdigit()))
         wanted = frozenset(order)
-        self._alive = {id(one): one for one in gc.get_objects() if id(one) in wanted and isinstance(one, nn.Module)}
+        self._alive = {id(one): one for one in instances_of((nn.Module,), exact=False) if id(one) in wanted}
         self.lost = len(set(keys)) - len(self._alive)  # that an unknown torch names in another way
         owners = [value for value in _scope(graph).values() if isinstance(value, nn.Module)]
         called = [self._alive[number] for number in order if number in self._alive]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.kernels import frameless
+from neuraldbg.capture.living import instances_of
 from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.tree import Model
 from neuraldbg.capture.torch.updates import Known
@@ -82,7 +81,7 @@ class Copies:
             return
         kinds = {type(root) for root, _ in roots}
         known = {id(copy.ref()) for copy in self._copies} | {id(root) for root, _ in roots}
-        others = [each for each in _instances_of(kinds) if id(each) not in known]
+        others = [each for each in instances_of(tuple(kinds), exact=True) if id(each) not in known]
         for root, model in roots:
             yield from ((other, root, model) for other in others if type(other) is type(root) and _alike(other, root))
 
@@ -127,14 +126,6 @@ class Copies:
             buffer_distance=_distance(_statistics(other), _statistics(root)),
             original_travelled=_distance(root.parameters(), copy.original_parameters),
         )
-
-
-def _instances_of(kinds: set[type]) -> list[Any]:
-    """All that Python knows of. C takes a tenth of the time for it."""
-    if frameless.instances_of is not None:
-        found: list[Any] = frameless.instances_of(gc.get_objects(), tuple(kinds))
-        return found
-    return [each for each in gc.get_objects() if type(each) in kinds]
 
 
 def _statistics(root: nn.Module) -> list[Tensor]:
