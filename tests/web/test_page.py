@@ -43,7 +43,7 @@ def text(page: Any, name: str) -> str:
 
 
 def until(page: Any, holds: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(600):
         if holds():
             return
         page.wait_for_timeout(50)
