@@ -108,12 +108,12 @@ def test_an_optimizer_that_steps_inside_of_a_backward_leaves_no_layer_waiting(tm
     with watching(tmp_path, budget=1e-9) as capture:
         for _ in range(30):
             model(torch.randn(8, 4)).mean().backward()
-        time.sleep(0.3)
+        time.sleep(3)  # seconds that a layer left waiting would be charged with
         capture.core.budget.newcomer()  # some steps in full
         for _ in range(5):
             model(torch.randn(8, 4)).mean().backward()
     with trace_of(tmp_path) as trace:
-        assert trace.table("spans", ["duration_ns"])["duration_ns"].max() < 300_000_000
+        assert trace.table("spans", ["duration_ns"])["duration_ns"].max() < 3_000_000_000
 
 
 def test_two_passes_of_one_backward_are_timed_by_one_clock(tmp_path: Path) -> None:
