@@ -180,12 +180,13 @@ def test_gradients_that_may_not_be_read_are_not_counted_as_none(
 def test_a_model_whose_optimizer_is_gone_at_the_end_was_owned(tmp_path: Path) -> None:
     """Threads that train in a function: their optimizers go with it, and nobody could look meanwhile."""
     models = [net() for _ in range(3)]
-    with watching(tmp_path, strict=False) as capture:
+    with watching(tmp_path) as capture:
         threads = [threading.Thread(target=train, args=(model, 30)) for model in models]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        assert capture.core.guard.broken == {}
         told = capture.overhead()
     assert told["ratio"] is told["ratio_after_start"] is told["measured"] is None
     assert [model["unowned_count"] for fact in facts(tmp_path, "ownership") for model in fact["models"]].count(4) == 0

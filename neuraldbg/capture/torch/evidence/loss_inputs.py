@@ -135,7 +135,7 @@ class LossInputs:
             self._wake()
             return
         if core.packed and not core.looking:
-            core.look_at = math.inf
+            self._wake()
             return  # only full steps know which part of the graph must not be read
         line.next_look = max(line.next_look, core.backwards * SPACING + 1)
         self._wake()
@@ -153,7 +153,8 @@ class LossInputs:
 
     def _wake(self) -> None:
         """All are told of the backward at which the next look is due."""
-        self.core.look_at = math.inf if self.core.packed else next_look(self._lines.values(), self.core.backwards)
+        lines = list(self._lines.values())  # other threads may add some
+        self.core.look_at = math.inf if self.core.packed else next_look(lines, self.core.backwards)
 
     # -- one term ----------------------------------------------------------------------------------------------------
 

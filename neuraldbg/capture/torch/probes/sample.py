@@ -154,12 +154,10 @@ class Samples:
         if _parameter_bytes([root]) > MODEL_BYTES:
             self._give_up(TOO_LARGE)  # before anything of the pass is kept
             return
-        if self._tape is not None and len(self._tape.passes) >= MOST_PASSES:
+        tape = self._tape = self._tape or Tape()  # held on to: a thread that joins in drops it
+        if len(tape.passes) >= MOST_PASSES:
             self._give_up(f"more than {MOST_PASSES} passes before a backward")
             return
-        if self._tape is None:
-            self._tape = Tape()
-        tape = self._tape
         try:
             inputs = _inputs_on(tape, args, kwargs)
         except Unknown as error:
@@ -173,14 +171,14 @@ class Samples:
         tape.passes.append(TapedPass(record, weakref.ref(root), weakref.ref(entry), inputs))
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
-        number = self._numbers.get(one.id)
-        if number is None or self._tape is None or self.core.trainers > 1:
+        number, tape = self._numbers.get(one.id), self._tape
+        if number is None or tape is None or self.core.trainers > 1:
             return
         found = list(tensors(outputs))
         if any(tensor.is_cuda and tensor.numel() * tensor.element_size() > OUTPUT_BYTES for tensor in found):
             self._give_up(f"outputs of more than {OUTPUT_BYTES >> 20} MB on a device are not kept")
             return
-        self._tape.outputs_of(number, found)
+        tape.outputs_of(number, found)
 
     def _skip(self) -> None:
         self._done = True
@@ -308,8 +306,6 @@ def _parameter_bytes(roots: Iterable[nn.Module]) -> int:
 
 def _rate(group: dict[str, Any]) -> float:
     rate = group.get("lr", 0.0)
-    if type(rate) is float:
-        return rate
     return float(rate) if isinstance(rate, int | float) or (isinstance(rate, Tensor) and not rate.is_cuda) else 0.0
 
 
