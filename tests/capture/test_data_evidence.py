@@ -17,8 +17,9 @@ from watching import facts, net, trace_of, train, watching
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.capture.torch.core import RARELY
 from neuraldbg.capture.torch.evidence import rows as evidence_rows
+from neuraldbg.capture.torch.evidence.data_losses import _counts, _counts_of
 from neuraldbg.capture.torch.evidence.data_relation import relation_of
-from neuraldbg.capture.torch.evidence.rows import keys_of
+from neuraldbg.capture.torch.evidence.rows import as_array, keys_of, keys_of_rows
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,88 @@ def test_the_variable_behind_the_batches_is_found_with_its_targets(tmp_path: Pat
     last = facts(tmp_path, "data_set")[-1]
     assert (last["rows"], last["distinct"], last["batch"], last["aligned"]) == (40, 40, 8, True)
     assert (last["rows_seen"], last["distinct_seen"], last["in_order"]) == (80, 40, last["followed"])
+
+
+@pytest.mark.parametrize("budget", [0.01, None])
+def test_rows_are_counted_the_same_whether_they_are_looked_up_at_once_or_together(tmp_path: Path, budget: float | None) -> None:
+    readings, level = torch.randn(56, 4), torch.randn(56, 1)
+    with watching(tmp_path, budget=budget):
+        fit(net(), readings, level, epochs=9)
+    last = facts(tmp_path, "data_set")[-1]
+    assert (last["rows_seen"], last["distinct_seen"], last["repeated"]) == (504, 56, 448)
+    assert (last["followed"], last["in_order"], last["foreign"], last["same_object"]) == (63, 63, 0, 0)
+
+
+def test_rows_from_elsewhere_are_noticed_in_quiet_steps(tmp_path: Path) -> None:
+    readings, level = torch.randn(64, 4), torch.randn(64, 1)
+    with watching(tmp_path, budget=0.01):
+        model = net()
+        fit(model, readings, level, epochs=4)
+        fit(model, readings + 1.0, level, epochs=4)
+    assert facts(tmp_path, "data_set")[-1]["foreign"] >= 16
+
+
+def test_an_evaluation_knows_the_rows_of_the_step_before_it(tmp_path: Path) -> None:
+    readings, level = torch.randn(64, 4), torch.randn(64, 1)
+    with watching(tmp_path, budget=0.01) as capture:
+        model = net()
+        fit(model, readings, level, epochs=3)
+        fit(model, readings[:8] + 1.0, level[:8], epochs=1)
+        with torch.no_grad():
+            model(readings[:8] + 1.0)
+        sets = next(one for one in capture.watchers if hasattr(one, "sets")).sets
+        assert sets.evaluated_on_trained == 1.0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(9, 5),
+        torch.randn(9, 5, dtype=torch.float64),
+        torch.randn(9, 5).to(torch.bfloat16),
+        torch.randint(0, 9, (7, 3, 2)),
+        torch.randn(4, 300),
+        torch.randn(5, 9).t(),
+        torch.tensor([True, False, True]),
+        torch.randn(6),
+    ],
+)
+def test_keys_of_a_tensor_are_those_of_its_array(tensor: Tensor) -> None:
+    array, found = as_array(tensor), keys_of_rows(tensor, 2**20)
+    assert array is not None and found is not None
+    assert found.tolist() == keys_of(array).tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(0, 3), torch.zeros(3, 0), torch.tensor(1.0), torch.zeros(3, 4, device="meta")]
+)
+def test_what_has_no_rows_has_no_keys(tensor: Tensor) -> None:
+    assert keys_of_rows(tensor, 2**20) is None
+
+
+def test_rows_above_the_limit_are_not_read() -> None:
+    assert keys_of_rows(torch.zeros(64, 64), 64 * 64 * 4 - 1) is None
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        torch.tensor([3, 1, 1, -100]),
+        torch.tensor([[0, 1], [1, 1]]),
+        torch.tensor([0.0, 1.0, 1.0]),
+        torch.tensor([0.5, 1.0]),
+        torch.arange(40),
+        torch.tensor([True, False]),
+        torch.tensor([1.0, float("nan")]),
+    ],
+)
+def test_few_labels_are_counted_as_many_are(labels: Tensor) -> None:
+    assert _counts_of(labels) == _counts(labels.numpy())
+
+
+def test_labels_without_a_number_are_not_counted() -> None:
+    assert _counts_of(torch.tensor([1.0, float("inf")])) is None
+    assert _counts_of(torch.tensor([1j])) is None
 
 
 def test_data_of_any_kind_does_no_harm(tmp_path: Path) -> None:

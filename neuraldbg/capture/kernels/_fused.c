@@ -181,6 +181,16 @@ static PyObject *hash(PyObject *self, PyObject *const *args, Py_ssize_t given)
     return PyLong_FromUnsignedLongLong(hash_of_bytes(set_of(flags), at, bytes));
 }
 
+static PyObject *hashes_of_rows(const char *at, int64_t rows, int64_t bytes)
+{
+    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * rows));
+    for (int64_t i = 0; found && i < rows; i++) {
+        uint64_t one = hash_of_bytes(set_of(0), at + i * bytes, bytes);
+        memcpy(PyBytes_AS_STRING(found) + 8 * i, &one, 8);
+    }
+    return found;
+}
+
 PyDoc_STRVAR(rows_doc, "hash_rows(address, rows, bytes of one) -> bytes\n\nEight of each row: its hash.");
 
 static PyObject *hash_rows(PyObject *self, PyObject *const *args, Py_ssize_t given)
@@ -196,12 +206,7 @@ static PyObject *hash_rows(PyObject *self, PyObject *const *args, Py_ssize_t giv
             PyErr_SetString(PyExc_ValueError, "rows are counted from 0, and hold a byte at least");
         return NULL;
     }
-    PyObject *found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * rows));
-    for (long long i = 0; found && i < rows; i++) {
-        uint64_t one = hash_of_bytes(set_of(0), at + i * bytes, bytes);
-        memcpy(PyBytes_AS_STRING(found) + 8 * i, &one, 8);
-    }
-    return found;
+    return hashes_of_rows(at, rows, bytes);
 }
 
 static int read_job(PyObject *item, job *one)

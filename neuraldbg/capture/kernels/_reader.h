@@ -32,6 +32,29 @@ static PyObject *reader_hashed(PyObject *self, PyObject *const *args, Py_ssize_t
     return PyLong_FromUnsignedLongLong(hash_of_bytes(set_of(0), one.at, bytes));
 }
 
+PyDoc_STRVAR(rows_of_doc, "rows(tensor, most, longest) -> eight bytes of each row, its hash; None where it is not plain, above so many\n"
+                          "bytes, or its rows are empty or above so many elements");
+
+static PyObject *reader_rows(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    job one = {0};
+    if (given != 3)
+        return PyErr_Format(PyExc_TypeError, "rows takes a tensor, bytes and elements, not %zd arguments", given);
+    long long most = PyLong_AsLongLong(args[1]), longest = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
+    int plain = PyErr_Occurred() ? -1 : read_plain(&((reader *)self)->known_as, args[0], &one);
+    PyObject *shape = plain == 1 ? PyObject_GetAttr(args[0], S_shape) : NULL;
+    if (plain == 1 && !shape)
+        return NULL;
+    int64_t rows = shape && PyTuple_Check(shape) && PyTuple_GET_SIZE(shape) ? PyLong_AsLongLong(PyTuple_GET_ITEM(shape, 0)) : 0;
+    Py_XDECREF(shape);
+    if (PyErr_Occurred())
+        return NULL;
+    int64_t wide = rows > 0 ? one.count / rows : 0, width = plain == 1 ? WIDTH[one.dtype] : 0;
+    if (wide < 1 || wide > longest || one.count * width > most)
+        return plain < 0 ? NULL : Py_NewRef(Py_None);
+    return hashes_of_rows(one.at, rows, wide * width);
+}
+
 PyDoc_STRVAR(finite_doc, "finite(refs) -> whether the gradients of all these weakly held tensors are; None where one is gone,\n"
                          "has none, or is not a plain tensor in order");
 
@@ -155,6 +178,7 @@ static PyMethodDef reader_methods[] = {
     {"measured", reader_measured, METH_O, measured_doc},
     {"finite", reader_finite, METH_O, finite_doc},
     {"hashed", (PyCFunction)(void (*)(void))reader_hashed, METH_FASTCALL, hashed_doc},
+    {"rows", (PyCFunction)(void (*)(void))reader_rows, METH_FASTCALL, rows_of_doc},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot reader_slots[] = {

@@ -49,9 +49,15 @@ class Relation:
         self._last = (0, -1)
         core.take_part("ending", "labels and inputs", self._finish)
 
+    @property
+    def over(self) -> bool:
+        """Whether no more pairs are taken."""
+        pairs = self._pairs
+        return pairs is None or len(pairs.keys) >= MOST_ROWS or pairs.calls >= MOST_CALLS
+
     def add(self, kind: str, inputs: Tensor | None, target: Tensor) -> None:
         pairs = self._pairs
-        if pairs is None or len(pairs.keys) >= MOST_ROWS or pairs.calls >= MOST_CALLS:
+        if pairs is None or self.over:
             return
         pairs.calls += 1
         if inputs is None or self._last == (id(inputs), self.core.backwards):

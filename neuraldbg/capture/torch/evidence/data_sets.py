@@ -16,7 +16,16 @@ from torch import Tensor
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.evidence.data_search import arrays_in_sight
 from neuraldbg.capture.torch.evidence.data_windows import sequence_of
-from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array, bytes_of, joined, keys_of
+from neuraldbg.capture.torch.evidence.rows import (
+    LONGEST_ROW,
+    Array,
+    Keys,
+    as_array,
+    bytes_of,
+    joined,
+    keys_of,
+    keys_of_rows,
+)
 from neuraldbg.capture.torch.passes import Pass
 
 SEARCHES = (0, 1, 3, 8)  # training passes at whose beginning the user's variables are looked through
@@ -27,6 +36,7 @@ MOST_ROWS = 500_000
 FOLLOWED = 128  # batches whose places in the data set are looked up
 MOST_PASSES = 4096  # whose rows are remembered
 NOW_AND_THEN = 16  # later ones: one in so many
+TOGETHER = 16  # batches of quiet steps whose rows are looked up at once
 KNOWN_ROWS = 1024  # of those trained on that another candidate must hold as well
 TRIES = 4  # losses whose targets are looked for among the variables
 EVAL_ROWS = 16  # of an evaluation batch that are compared with the training rows
@@ -55,7 +65,12 @@ class Found:
 
     @property
     def still_followed(self) -> bool:
-        return self.followed < FOLLOWED or (self.target_name is None and self.tries < TRIES)
+        return self.followed < FOLLOWED or not self.settled
+
+    @property
+    def settled(self) -> bool:
+        """Whether no loss is waited for to find its targets."""
+        return self.target_name is not None or self.tries >= TRIES
 
     @property
     def distinct(self) -> int:
@@ -78,24 +93,19 @@ class DataSets:
         self.repeated = 0  # of them, those that had been trained on before
         self.complete = True  # every row trained on is among them
         self._passes = 0
-        self._pending: list[tuple[Pass, Keys]] = []
+        self._pending: list[tuple[Pass, Keys]] = []  # rows that are not among those trained on yet
+        self._unfollowed: list[tuple[Keys, bool]] = []  # batches, and whether it was the very tensor of the one before
         self._places: tuple[int, NDArray[np.int64]] | None = None  # of the current step's batch
         self.evaluated_on_trained: float | None = None  # share of the last evaluation batch's rows
         self._room = ROW_BYTES
         self._again = 2  # searches for another set when rows turn up that are not in the one found
         self._last: Callable[[], Tensor | None] = _nothing
-        self._since_backward = 0
+        self._backwards = -1  # before the last training pass
         self._over = False  # no more rows are remembered
         self._alone = False  # the last training pass is the only one of its backward, with one tensor as input
         self.core.take_part("ending", "data sets", self._write)
-        if self.core.budget.share == 0.0:
-            return
-        for moment, notice in (
-            ("pass_begun", self._pass_begun),
-            ("backward_done", self._backward_done),
-            ("update_done", self._update_done),
-        ):
-            self.core.take_part(moment, "data sets", notice)
+        if self.core.budget.share != 0.0:
+            self.core.take_part("pass_begun", "data sets", self._pass_begun)
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
@@ -105,38 +115,58 @@ class DataSets:
             return
         if self._over:
             return
-        before, self._last, self._alone = self._last, _nothing, self._since_backward == 0
-        self._since_backward += 1
+        before, self._last = self._last, _nothing
+        backwards = self.core.backwards
+        self._alone, self._backwards = backwards != self._backwards, backwards
         searching = self.found is None and self._passes in SEARCHES
         self._passes += 1
         following = self.found is not None and self.found.still_followed
         if (self._room <= 0 or self._passes > MOST_PASSES) and not searching and not following:
             self.complete, self._over = False, self._passes > SEARCHES[-1] + 1
-            self.core.rest("backward_done", self._backward_done)
-            self.core.rest("update_done", self._update_done)
             return
         tensor = _first_batch(one.entered)
-        batch = None if tensor is None else as_array(tensor)
-        keys = None if batch is None or bytes_of(batch) > ROW_BYTES // 4 else keys_of(batch)
-        if tensor is None or batch is None or keys is None:
+        keys = None if tensor is None else keys_of_rows(tensor, ROW_BYTES // 4)
+        if tensor is None or keys is None:
             return
-        self._room -= bytes_of(batch)
+        self._room -= min(tensor.nbytes, len(keys) * LONGEST_ROW * tensor.element_size())
         self._pending.append((one, keys))
+        kept = before() is tensor
         if searching:
-            self._search(batch, keys)
+            self._search(as_array(tensor), keys)
         if self._passes == SEARCHES[-1] + 1:
-            self._cut_from(batch, keys, kept=before() is tensor)
+            self._cut_from(as_array(tensor), keys, kept=kept)
         if self.found is not None and (following or searching or self._passes % NOW_AND_THEN == 0):
-            if self._follow(self.found, keys, one.step) is None and self._again:
-                self._again -= 1  # a part of the set that was taken for the whole
-                self._search(batch, np.concatenate([keys, np.fromiter(self.trained, np.uint64)[:KNOWN_ROWS]]))
-            self.found.same_object += self.found.followed <= FOLLOWED and before() is tensor
+            self._unfollowed.append((keys, kept))
+        self._look_up(one, tensor)
         self._last = weakref.ref(tensor)
-        self._alone = self._alone and sum([t.dim() > 0 for t in one.entered]) == 1
+        self._alone = self._alone and (len(one.entered) == 1 or sum([t.dim() > 0 for t in one.entered]) == 1)
+
+    def _look_up(self, one: Pass, tensor: Tensor) -> None:
+        """Rows that wait for it: at once in full steps and while targets are looked for, else several batches
+        together."""
+        found, waiting = self.found, len(self._unfollowed)
+        if found is not None and waiting and (one.sampled or not found.settled or waiting >= TOGETHER):
+            self._follow_all(found, one.step, tensor)
+        if len(self._pending) >= TOGETHER and self._pending[0][0].step < one.step:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Only what a gradient came back to was trained on, which is known once the update is done."""
+        pending, self._pending = self._pending, []
+        now = self.core.recorder.step
+        for one, keys in pending:
+            if one.step >= now:
+                self._pending.append((one, keys))
+            elif one.trained and len(self.trained) < MOST_ROWS:
+                known = keys.tolist()
+                self.repeated += sum(map(self.trained.__contains__, known))
+                self.rows_seen += len(known)
+                self.trained.update(known)
 
     def _evaluation(self, entered: Sequence[Tensor]) -> None:
         """Whether the rows of an evaluation are among those trained on."""
         self.evaluated_on_trained = None
+        self._settle()
         tensor = _first_batch(entered) if self.trained else None
         batch = None if tensor is None else as_array(tensor)
         if batch is None:
@@ -147,19 +177,11 @@ class DataSets:
             if share == 0.0 and self.found is not None and self.found.places(keys) is not None:
                 self.found.held_out = True
 
-    def _update_done(self, *_: Any) -> None:
-        """Only what a gradient came back to was trained on."""
-        for one, keys in self._pending:
-            if one.trained and len(self.trained) < MOST_ROWS:
-                known = keys.tolist()
-                self.repeated += sum(map(self.trained.__contains__, known))
-                self.rows_seen += len(known)
-                self.trained.update(known)
-        self._pending.clear()
-
     # -- searching -----------------------------------------------------------------------------------------------------
 
-    def _search(self, batch: Array, keys: Keys) -> None:
+    def _search(self, batch: Array | None, keys: Keys) -> None:
+        if batch is None:
+            return
         fitting: list[tuple[str, Keys, Array]] = []
         whole = None
         room = SEARCH_BYTES
@@ -188,35 +210,50 @@ class DataSets:
             found.facts["chance_pairs"] = expected_pairs(array)
         self._write()
 
-    def _cut_from(self, batch: Array, keys: Keys, *, kept: bool) -> None:
+    def _cut_from(self, batch: Array | None, keys: Keys, *, kept: bool) -> None:
         """Where every batch so far was this one: is it a piece of something longer?"""
-        if len(self.trained) == len(np.unique(keys)) and all(key in self.trained for key in keys.tolist()):
+        self._settle()
+        if batch is not None and self.trained == set(keys.tolist()):
             found = sequence_of(batch, arrays_in_sight(self.core.recorder.frames.user_frames()))
             if found is not None:
                 self.core.recorder.fact("sequence_cut", same_object=kept, **found)
 
-    def _follow(self, found: Found, keys: Keys, step: int) -> NDArray[np.int64] | None:
+    def _follow_all(self, found: Found, step: int, tensor: Tensor | None) -> None:
+        """`tensor`: the last of these batches. Where one has rows from elsewhere, a part of the set may have been taken
+        for the whole."""
+        waiting, self._unfollowed = self._unfollowed, []
+        foreign = [keys for keys, kept in waiting if not self._follow(found, keys, step, kept=kept)]
+        if foreign and self._again and tensor is not None:
+            self._again -= 1
+            self._settle()
+            known = np.fromiter(self.trained, np.uint64)[:KNOWN_ROWS]
+            self._search(as_array(tensor), np.concatenate([waiting[-1][0], *foreign, known]))
+
+    def _follow(self, found: Found, keys: Keys, step: int, *, kept: bool) -> bool:
         places = found.places(keys)
         self._places = None if places is None else (step, places)
         if found.followed < FOLLOWED:
             found.followed += 1
             found.foreign += places is None
             found.in_order += places is not None and len(places) > 1 and bool((np.diff(places) == 1).all())
-        return places
+            found.same_object += kept
+        return places is not None
 
     def last_input(self) -> Tensor | None:
         """Of the training pass under way: the one a loss is computed from. None where it could be another one."""
         return self._last() if self._alone else None
 
-    def _backward_done(self, *_: Any) -> None:
-        self._since_backward = 0
-
     # -- targets -------------------------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether a loss has nothing to tell any more."""
+        return self._passes > SEARCHES[-1] and (self.found is None or self.found.settled)
 
     def loss_called(self, target: Tensor) -> None:
         """The targets of the batch whose places are known: is there a variable that holds them at these places?"""
         found = self.found
-        if found is None or found.target_name is not None or found.tries >= TRIES or self._places is None:
+        if found is None or found.settled or self._places is None:
             return
         step, places = self._places
         array = as_array(target)
@@ -248,7 +285,10 @@ class DataSets:
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
+        self._settle()
         found = self.found
+        if found is not None and self._unfollowed:
+            self._follow_all(found, -1, None)
         if found is None:
             if self.rows_seen:
                 self.core.recorder.fact("data_set", name=None, **self._counts())
@@ -287,7 +327,10 @@ def _nothing() -> None:
 
 def _first_batch(entered: Sequence[Tensor]) -> Tensor | None:
     """The first input with several elements."""
-    return next((tensor for tensor in entered if tensor.dim() >= 1 and tensor.numel() > 1), None)
+    for tensor in entered:
+        if tensor.dim() >= 1 and tensor.numel() > 1:
+            return tensor
+    return None
 
 
 def _fitting(value: Any, batch: Array) -> Array | None:

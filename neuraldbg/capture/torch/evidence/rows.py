@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.ma  # np.unique asks for it: not in the midst of somebody's first update
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from neuraldbg.capture.kernels.host import fused
+from neuraldbg.capture.kernels.host import fused, row_hashes
 from neuraldbg.capture.torch.stats import measurable
 
 Keys = NDArray[np.uint64]
@@ -34,6 +35,15 @@ def as_array(value: Any) -> Array | None:
         plain = plain.view(torch.int16)
     array: Array = plain.numpy()
     return array
+
+
+def keys_of_rows(tensor: Tensor, most: int) -> Keys | None:
+    """The same as `keys_of` its array, of a tensor of up to so many bytes that are read; by one call of C mostly."""
+    quickly = None if row_hashes is None else row_hashes(tensor, most, LONGEST_ROW)
+    if quickly is not None:
+        return np.frombuffer(quickly, np.uint64)
+    array = as_array(tensor)
+    return None if array is None or bytes_of(array) > most else keys_of(array)
 
 
 def keys_of(array: Array) -> Keys | None:
