@@ -55,7 +55,7 @@ def test_the_variable_behind_the_batches_is_found_with_its_targets(tmp_path: Pat
 
 
 @pytest.mark.parametrize("budget", [0.01, None])
-def test_rows_are_counted_the_same_whether_they_are_looked_up_at_once_or_together(tmp_path: Path, budget: float | None) -> None:
+def test_rows_are_counted_the_same_at_once_or_together(tmp_path: Path, budget: float | None) -> None:
     readings, level = torch.randn(56, 4), torch.randn(56, 1)
     with watching(tmp_path, budget=budget):
         fit(net(), readings, level, epochs=9)
@@ -100,7 +100,8 @@ def test_an_evaluation_knows_the_rows_of_the_step_before_it(tmp_path: Path) -> N
 )
 def test_keys_of_a_tensor_are_those_of_its_array(tensor: Tensor) -> None:
     array, found = as_array(tensor), keys_of_rows(tensor, 2**20)
-    assert array is not None and found is not None
+    assert array is not None
+    assert found is not None
     assert found.tolist() == keys_of(array).tolist()  # type: ignore[union-attr]
 
 
