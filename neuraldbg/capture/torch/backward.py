@@ -63,7 +63,8 @@ class BackwardWatch:
                 result = original(tensors, *args, **kwargs)
             finally:
                 self._over()
-            if self.closely or core.budget.full or core.clock.on or core.heard.backward_done or self.overdue(1):
+            late = self.since_update >= self.most + OVERDUE  # as `overdue`, once this one is counted
+            if late or self.closely or core.budget.full or core.clock.on or core.heard.backward_done:
                 self._left(tensors, began)
             else:
                 self.ended_ns = now_ns()
@@ -73,9 +74,9 @@ class BackwardWatch:
 
         return backward
 
-    def overdue(self, more: int = 0) -> bool:
-        """Whether an update is, once so many more backwards are counted."""
-        return self.since_update + more > self.most + OVERDUE
+    def overdue(self) -> bool:
+        """Whether an update is."""
+        return self.since_update > self.most + OVERDUE
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)

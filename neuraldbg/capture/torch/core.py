@@ -27,6 +27,7 @@ from neuraldbg.capture.torch.tree import ModuleTree
 from neuraldbg.records import Kind
 
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
+EARLY_STEPS = 64  # under a budget: so long those are told of every one who later need it rarely
 RARELY = 17  # steps: one of so many is told to those who look rarely. No multiple of a GAN's updates in a round
 LONG_STEP_NS = 100_000_000  # of such ones fewer are looked at closely: the first would else take some percent longer
 LONG_LOOKED = (1, 2, 4, 16)  # of the first ones of a training, which count from 0
@@ -156,7 +157,7 @@ class Core:
     ) -> None:
         """Add a watcher to a moment. `place` names it in the one note that a failure of it would leave. `rarely`: it
         has nothing to do but in steps that are looked at, in the one after each (to forget what it saw) and now and
-        then. `early`: the same from update RECORDED_STEPS on."""
+        then. `early`: the same from update EARLY_STEPS on, where every step is measured from RECORDED_STEPS on."""
         told = notice
         if moment not in _TOLD:
             guard = self.guard.shield(place) if moment == "loading" else self.guard.inside(place)
@@ -203,7 +204,7 @@ class Core:
     def step_begins(self) -> None:
         """Who is told of what happens until the next update."""
         budget, step, before = self.budget, self.recorder.step, self.looking
-        if self._early and step >= RECORDED_STEPS:
+        if self._early and step >= (EARLY_STEPS if budget.share is not None else RECORDED_STEPS):
             self._let_early_ones_rest()
         if not (budget.full or budget.last_was_full or before):
             self.heard = self.steady if step % RARELY else self.moments  # one quiet step after another

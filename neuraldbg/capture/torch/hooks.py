@@ -28,7 +28,6 @@ from neuraldbg.capture.torch.passes import (
     LightRecord,
     Pass,
     PassRecord,
-    casting,
     few_items,
     given_tensors,
     output_digest,
@@ -206,9 +205,7 @@ class PassWatch:
         if one.sampled and (one.looked or one.step < RECORDED_STEPS) and few_items(inputs):
             self._record(one, module, root, inputs)
         elif one.entered is inputs[0] or few_items(inputs, LIGHT_ITEMS):
-            casts = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-            autocast = casting() if casts else ()
-            one.light = LightRecord(*inputs, random=one.model.random is not False, autocast=autocast)
+            one.light = LightRecord(*inputs, random=one.model.random is not False)
             one.entry_module = weakref.ref(module)
             if len(self.light) == RECORDED_PASSES:
                 _forget(self.light.popleft())
@@ -251,8 +248,10 @@ class PassWatch:
         if not one.grad:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
         else:
-            outputs = (rest[-1],) if isinstance(rest[-1], Tensor) else tensors(rest[-1])
-            differentiable = list(filter(_differentiable, outputs)) if finished else []
+            if isinstance(rest[-1], Tensor):
+                differentiable = [rest[-1]] if finished and rest[-1].requires_grad else []
+            else:
+                differentiable = list(filter(_differentiable, tensors(rest[-1]))) if finished else []
             if not one.unseen and one.compiled:
                 self.layers.mark_packed(differentiable)
             for slot, tensor in enumerate(differentiable):
@@ -329,7 +328,11 @@ class PassWatch:
             patience = 2 * max(optimizers, 1)
             with self.core.lock:
                 self.open = deque([one for one in self.open if self._still_waits(one, patience)])
-        self._forget_records()
+        if self.current or len(self.light) != 1:
+            self._forget_records()
+        else:
+            _forget(self.light.popleft())  # mostly
+            self._arrived_bytes = 0
 
     def _still_waits(self, one: Pass, patience: int) -> bool:
         one.updates_seen += 1

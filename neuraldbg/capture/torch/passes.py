@@ -24,6 +24,7 @@ MOST_ITEMS = 4096  # in the arguments of a pass that is kept
 LOOKED_AT = 512  # items of an argument or output that are searched for tensors
 UNCHECKED = -1
 CASTING = ("cpu", "cuda")  # devices whose operations may be cast
+_any_casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
 
 
@@ -144,9 +145,7 @@ class LightRecord:
 
     __slots__ = ("autocast", "inputs", "rng")
 
-    def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool, autocast: tuple[Autocast, ...]
-    ) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> None:
         self.rng = torch.get_rng_state() if random else None
         if len(args) == 1 and type(args[0]) is Tensor and not args[0].is_inference():  # mostly
             self.inputs: tuple[Any, Any] = ((WeakValue((weakref.ref(args[0]), args[0]._version)),), {})
@@ -154,7 +153,7 @@ class LightRecord:
             self.inputs = (_weakly(args), {})
         if kwargs:
             self.inputs = (self.inputs[0], _weakly(kwargs))
-        self.autocast = autocast
+        self.autocast = casting() if _any_casting() else ()
 
     def firm(self, root: nn.Module) -> PassRecord | None:
         """A record that can be run again, with flags and buffers as they are now; None when an input is gone or has

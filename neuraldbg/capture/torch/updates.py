@@ -174,7 +174,10 @@ class UpdateWatch:
         local.kept = None
         if core.tree.only is not None and not self._watched(optimizer):
             return
-        one = local.known = self.known(optimizer)
+        known = self.optimizers.get(optimizer)
+        if known is None or known.groups != len(optimizer.param_groups):
+            known = self.known(optimizer)
+        one = local.known = known
         if one.unknown and one.updates < 3:
             self._introduce(optimizer, one)  # its model has been called meanwhile
         if core.budget.watching and core.statistics:
