@@ -136,6 +136,20 @@ def test_a_loss_over_many_decades_is_drawn_on_a_log_scale_and_says_so(tmp_path: 
     assert "Loss       █▇▆▅▃▂▁!  1.00 -> -Inf (log)" in text
 
 
+@pytest.mark.parametrize(
+    ("budget", "later", "said"), [("1%", 0.031, True), ("1%", 0.011, False), ("full", 0.3, False), ("off", 0.02, False)]
+)
+def test_a_budget_that_was_not_kept_is_said(tmp_path: Path, budget: str, later: float, said: bool) -> None:
+    with made_run(tmp_path / "run", budget=budget) as run:
+        train(run, steps=5)
+        run.writer.fact("overhead", ratio=0.04, ratio_after_start=later, sampled_steps=20, total_steps=500)
+        run.end(steps=500)
+    with open_trace(run.directory) as trace:
+        text = " ".join(text_report(summarise(trace), run_dir=run.directory).split())
+    assert f"4.0 % ({later * 100:.1f} % after the first 20 updates" in text
+    assert ("; the 1% allowed was not kept)" in text) is said
+
+
 def test_dropped_rows_and_damage_are_said(tmp_path: Path) -> None:
     with made_run(tmp_path / "run") as run:
         train(run, steps=5)

@@ -56,20 +56,22 @@ class BackwardWatch:
             core = self.core
             if cannot_look() or not core.on or (core.any_backward and core.recomputing()):
                 return original(tensors, *args, **kwargs)  # reentrant checkpointing calls us inside a backward
-            began = self._entered(tensors)
+            began = self._entered(tensors, now_ns())
             core.here.local.in_backward += 1
             core.any_backward += 1
             try:
                 result = original(tensors, *args, **kwargs)
             finally:
+                ended = now_ns()
                 self._over()
             late = self.since_update >= self.most + OVERDUE  # as `overdue`, once this one is counted
             if late or self.closely or core.budget.full or core.clock.on or core.heard.backward_done:
-                self._left(tensors, began)
+                self._left(tensors, began, ended)
             else:
-                self.ended_ns = now_ns()
+                self.ended_ns = ended
                 core.backwards += 1
                 self.since_update += 1
+                core.own_ns += now_ns() - ended
             return result
 
         return backward
@@ -122,9 +124,8 @@ class BackwardWatch:
             self._loss_site = self.core.recorder.add_site("loss", SiteKind.LOSS)
         return self._loss_site
 
-    def _enter(self, tensors: Any) -> tuple[int, int]:
+    def _enter(self, tensors: Any, start: int) -> tuple[int, int]:
         core = self.core
-        start = now_ns()
         if core.clock.on:
             core.clock.backward_began(start)
         for check in self.before_backward:
@@ -151,9 +152,8 @@ class BackwardWatch:
         core.own_ns += end - start
         return end, core.own_ns
 
-    def _leave(self, tensors: Any, began: tuple[int, int] | None) -> None:
+    def _leave(self, tensors: Any, began: tuple[int, int] | None, end: int) -> None:
         core = self.core
-        end = now_ns()
         if core.clock.on:
             core.clock.backward_ended(end)
         self.ended_ns = end

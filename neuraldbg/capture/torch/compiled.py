@@ -218,7 +218,7 @@ class CompiledWatch:
             if own is not None:
                 local.own_pass = None
                 values = tuple(args[place] for place in region.values)
-                self.passes.end(own, (values, {}, finished) if finished is not None else (values, None))
+                self.passes.end(own, (values, {}, finished) if finished is not None else (values, None), now_ns())
 
     def _begin(self, region: Region, args: tuple[Any, ...]) -> Pass | None:
         """A compiled function that calls a model: nobody has seen a pass begin. It is not kept for running again."""
@@ -227,7 +227,7 @@ class CompiledWatch:
             return None
         keep, self.core.recording = self.core.recording, False
         values = tuple(args[place] for place in region.values)
-        own: Pass | None = self.passes.begin(root, values, SimpleNamespace(f_locals={}))
+        own: Pass | None = self.passes.begin(root, values, SimpleNamespace(f_locals={}), now_ns())
         self.core.recording = keep
         local.own_pass, local.pass_depth = own, len(local.stack)
         return own

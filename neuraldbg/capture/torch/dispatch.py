@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,14 +109,14 @@ class _Waiter:
         self._hooks = hooks
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        hooks = self._hooks
+        hooks, began = self._hooks, perf_counter_ns()
         if hooks is None:
             return
         if sys._getframe(1).f_code is _CALL:  # torch calls it from its exception handler
             hooks.raised(module, args, output)
         else:
             hooks.come_back()
-            hooks.over(module, args, kwargs, output)
+            hooks.over(began, module, args, kwargs, output)
 
     def __deepcopy__(self, _: Any) -> _Waiter:
         return _Waiter()

@@ -80,14 +80,17 @@ class PassWatch:
         core = self.core
         if not core.on:
             return
+        began = now_ns()
         local = core.here.local
         stack = local.stack
         self.calls += 1
         if local.own_pass is None:
-            own = local.own_pass = self.begin(module, args, sys._getframe(1))
+            own = local.own_pass = self.begin(module, args, sys._getframe(1), began)
             local.pass_depth = len(stack)
             if own is not None and own is not self.ignored:
                 self._who_looks(own, module)
+                began, own.start_ns = own.start_ns, now_ns()
+                own.own_before = core.own_ns = core.own_ns + own.start_ns - began
         else:
             own = local.own_pass
         mark = core.device.mark() if own is not None and own.sampled else None
@@ -132,16 +135,16 @@ class PassWatch:
             if self.hooks.displaced:
                 self.hooks.come_back()
             if own_pass is not self.ignored:
-                self.end(own_pass, (args, *rest))
+                self.end(own_pass, (args, *rest), now_ns())
 
-    def _unseen_ended(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _unseen_ended(self, began_ns: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """The same for a pass whose layers nobody looked at."""
         core, local = self.core, self.core.here.local
         own, stack = local.own_pass, local.stack
         if core.on and own is not None and own.unseen and len(stack) == local.pass_depth + 1 and stack[-1][0] is module:
             stack.pop()
             local.own_pass = None
-            self.end(own, (args, kwargs, output))
+            self.end(own, (args, kwargs, output), began_ns)
         else:
             self.post_hook(module, args, kwargs, output)
 
@@ -159,9 +162,9 @@ class PassWatch:
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, module: nn.Module, args: Any, frame: Any) -> Pass | None:
+    def _begin(self, module: nn.Module, args: Any, frame: Any, start: int) -> Pass | None:
+        """`start`: since when we are at it."""
         core = self.core
-        start = now_ns()
         layer = core.tree.layers.get(module) or core.tree.find(module)
         if layer is None:
             return None
@@ -238,10 +241,9 @@ class PassWatch:
                 self.layers.stats(tensor, one.model.site, (Kind.INPUT, one.phase, slot, one.id))
         return digest
 
-    def _end(self, one: Pass, rest: tuple[Any, ...]) -> None:
+    def _end(self, one: Pass, rest: tuple[Any, ...], start: int) -> None:
         """`rest` = args, kwargs, output; without kwargs when the forward raised."""
         core = self.core
-        start = now_ns()
         if self.quick.one is not None:
             self.quick.settle()
         finished = len(rest) == 3
@@ -281,8 +283,10 @@ class PassWatch:
         recorder = self.core.recorder
 
         def arrived(gradient: Tensor | None) -> None:  # cuDNN's RNN hands None for a state nobody used
-            if not self.core.on or gradient is None:
+            core = self.core
+            if not core.on or gradient is None:
                 return
+            began = now_ns()
             size = gradient.numel() * gradient.element_size()
             if one.entry_module is not None and size <= ARRIVED_BYTES and self._arrived_bytes + size <= ARRIVED_IN_ALL:
                 one.arrived = {**(one.arrived or {}), slot: gradient}
@@ -290,6 +294,7 @@ class PassWatch:
             if not one.trained:
                 one.trained = True
                 recorder.call(Call.PASS_TRAIN, one.model.site, pass_id=one.id)
+            core.own_ns += now_ns() - began
 
         arrived.__torch_unserializable__ = True  # type: ignore[attr-defined]
         if frameless.hang is None or type(tensor) is not Tensor or not frameless.hang(tensor, arrived):

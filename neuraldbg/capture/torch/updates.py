@@ -52,7 +52,7 @@ class UpdateWatch:
         self.on_update: list[Callable[[int], None]] = []
         self.now_and_then: list[Callable[[int], None]] = []  # after some of the updates
         self.before_update: list[Callable[[], None]] = []
-        kind = lambda optimizer: type(optimizer).__name__  # noqa: E731
+        kind = lambda optimizer, *_: type(optimizer).__name__  # noqa: E731
         self._began = core.guard.shield("starts of updates", kind)(self._before)
         self._ended = core.guard.shield("updates", kind)(self._after)
         shield = core.guard.shield("optimizers")
@@ -137,6 +137,7 @@ class UpdateWatch:
         core = self.core
         if traced_by_dynamo() or not core.on:
             return
+        begin = now_ns()
         local = core.here.local
         if local.in_step is not None and _is_running(local.in_step):
             return  # an optimizer that steps another one inside its own step
@@ -145,19 +146,20 @@ class UpdateWatch:
         local.own_pass = None
         if self.passes.hooks.displaced:
             self.passes.hooks.come_back()
-        self._began(optimizer)
+        self._began(optimizer, begin)
 
     def post_hook(self, optimizer: Optimizer, *_: Any) -> None:
         core = self.core
         if traced_by_dynamo() or not core.on:
             return
+        end = now_ns()
         local = core.here.local
         if local.in_step is not optimizer:
             return
         local.in_step = None
         before = core.recorder.step
         with core.lock:
-            self._ended(optimizer)
+            self._ended(optimizer, end)
         stops = core.stops
         if stops is not None and core.recorder.step != before:
             if stops.gate.active or core.heard is core.moments:
@@ -165,9 +167,8 @@ class UpdateWatch:
             if stops.gate.active:
                 stops.update_done()
 
-    def _before(self, optimizer: Optimizer) -> None:
+    def _before(self, optimizer: Optimizer, begin: int) -> None:
         core = self.core
-        begin = now_ns()
         if core.clock.on:
             core.clock.update_began(begin)
         local = core.here.local
@@ -194,9 +195,8 @@ class UpdateWatch:
         core.own_ns += local.step_start - begin
         local.own_before = core.own_ns
 
-    def _after(self, optimizer: Optimizer) -> None:
+    def _after(self, optimizer: Optimizer, end: int) -> None:
         core = self.core
-        end = now_ns()
         if core.clock.on:
             core.clock.update_ended(end)
         if core.tree.only is not None and not self._watched(optimizer):

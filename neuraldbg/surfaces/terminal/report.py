@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuraldbg.config import parse_budget
 from neuraldbg.store.heard import came_from
 from neuraldbg.surfaces.terminal.anomalies import render_anomalies
 from neuraldbg.surfaces.terminal.console import ascii_only
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MOST_LAYERS = 25
 MOST_NOTES = 8
 MOST_NAMED = 3
+NOTABLY = 1.25  # times the budget: what is above it is said
 
 
 def render_report(summary: RunSummary, console: Console, *, run_dir: Path) -> None:
@@ -167,9 +169,21 @@ def _overhead(summary: RunSummary) -> str:
     later = cost.ratio_after_start
     return (
         percent(cost.ratio)
-        + (f" ({percent(later)} after the first 20 updates{_compared(cost)})" if later is not None else "")
+        + (
+            f" ({percent(later)} after the first 20 updates{_compared(cost)}{_exceeded(summary)})"
+            if later is not None
+            else ""
+        )
         + (f", {cost.sampled_steps:,} of {cost.total_steps:,} steps measured in full" if known else "")
     )
+
+
+def _exceeded(summary: RunSummary) -> str:
+    """Of a training with short steps: following each at all takes more than was allowed."""
+    budget, later = parse_budget(summary.run.budget), summary.overhead.ratio_after_start
+    if later is None or budget.off or later <= NOTABLY * budget.ratio:
+        return ""
+    return f"; the {budget} allowed was not kept"
 
 
 def _compared(cost: Overhead) -> str:
