@@ -31,10 +31,10 @@ class OutOfMemoryNotes:
         self.core.take_part("ending", "what memory ran out of", self._ending)
 
     def _after_pass(self, end: Callable[..., Any]) -> Callable[..., Any]:
-        def ended(one: Any, rest: tuple[Any, ...]) -> Any:
+        def ended(one: Any, rest: tuple[Any, ...], *began: int) -> Any:
             if len(rest) != 3 and is_out_of_memory(sys.exc_info()[1]):
                 self._note(str(sys.exc_info()[1]), "forward")
-            return end(one, rest)
+            return end(one, rest, *began)
 
         return ended
 

@@ -71,8 +71,8 @@ class Timing(Clock):
     # -- passes ------------------------------------------------------------------------------------------------------
 
     def _criteria_noticed(self, begin: Any) -> Any:
-        def began(module: nn.Module, args: Any, frame: Any) -> Any:
-            one = begin(module, args, frame)
+        def began(module: nn.Module, *given: Any) -> Any:
+            one = begin(module, *given)
             if one is None and isinstance(module, _Loss):
                 self.loss_began(now_ns())
             return one
