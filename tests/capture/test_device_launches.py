@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neuraldbg.capture import kernels
-from neuraldbg.capture.kernels.device import PARTIALS, DevicePass
+from neuraldbg.capture.kernels.device import LEAST, PARTIALS, DevicePass
 
 
 class Notes:
@@ -63,6 +63,12 @@ def a_pass() -> DevicePass:
     return made
 
 
+def measure_together(passes: DevicePass, tensors: list[torch.Tensor], first_row: int = 0) -> None:
+    plan = passes.plan_for(tensors)
+    assert plan is not None
+    passes.measure_all(plan, first_row)
+
+
 def test_a_kernel_is_looked_up_once_for_each_type(notes: Notes) -> None:
     passes = a_pass()
     for dtype in (torch.float32, torch.bfloat16):
@@ -78,7 +84,7 @@ def test_arguments_are_the_same_whichever_way_it_is_launched(notes: Notes) -> No
         passes.measure(tensor, 0)
         passes._used = 0
     (first, one), (second, other) = notes.launched
-    assert first == second == 19
+    assert first == second == -(-300_000 // (2 * LEAST))
     assert one[:2] == (tensor.data_ptr(), 300_000)
     assert all(a is b or a == b for a, b in zip(one, other, strict=True))
 
@@ -98,7 +104,7 @@ def test_parameters_take_one_launch_and_their_table_is_sent_once(notes: Notes, m
     monkeypatch.setattr(passes, "_sent", lambda numbers: (sent.append(len(numbers)), send(numbers))[1])
     tensors = [torch.zeros(5 + place) for place in range(148)]
     for _ in range(3):
-        passes.measure_all(tensors, 10)
+        measure_together(passes, tensors, 10)
         passes.finish_into(torch.zeros((200, 9)))
     assert len(notes.launched) == 3
     assert len(sent) == 2, "the table, and what is to be finished"
@@ -109,9 +115,9 @@ def test_parameters_take_one_launch_and_their_table_is_sent_once(notes: Notes, m
 def test_a_tensor_that_lies_elsewhere_gets_a_new_table(notes: Notes) -> None:
     passes = a_pass()
     tensors = [torch.zeros(64), torch.zeros(64)]
-    passes.measure_all(tensors, 0)
+    measure_together(passes, tensors)
     moved = [tensors[0], torch.zeros(64)]
-    passes.measure_all(moved, 0)
+    measure_together(passes, moved)
     tables = [args[2][:2].tolist() for _, args in notes.launched]
     assert tables == [[one.data_ptr() for one in group] for group in (tensors, moved)]
 
@@ -122,7 +128,7 @@ def test_how_a_group_is_cut_is_asked_once_and_not_for_every_tensor(
     passes, asked = a_pass(), list[int]()
     piece_of = passes._piece_of
     monkeypatch.setattr(passes, "_piece_of", lambda group: (asked.append(len(group)), piece_of(group))[1])
-    assert passes.room_for([torch.zeros(8) for _ in range(100)] + [torch.zeros(8, dtype=torch.bfloat16)])
+    assert passes.plan_for([torch.zeros(8) for _ in range(100)] + [torch.zeros(8, dtype=torch.bfloat16)])
     assert asked == [100, 1]
 
 
@@ -147,5 +153,34 @@ def test_a_group_that_fails_half_way_leaves_no_jobs(notes: Notes, monkeypatch: p
 
     monkeypatch.setattr(passes, "_launch", second_fails)
     with pytest.raises(RuntimeError):
-        passes.measure_all([torch.zeros(8), torch.zeros(8, dtype=torch.bfloat16)], 1)
+        measure_together(passes, [torch.zeros(8), torch.zeros(8, dtype=torch.bfloat16)], 1)
     assert (passes._jobs, passes._used) == (kept, 1)
+
+
+def test_what_cannot_be_measured_together_has_no_plan(notes: Notes) -> None:
+    passes, one = a_pass(), torch.zeros(64)
+    assert passes.plan_for([one, one.clone()]) is not None
+    assert passes.plan_for([one, one[1:]]) is None, "begins at an odd address"
+    assert passes.plan_for([one, one.to_sparse()]) is None, "has no address"
+    assert passes.plan_for([one, torch.zeros(64, device="meta")]) is None
+    assert passes.plan_for([one], [torch.zeros(64)]) is not None
+    for other in (torch.zeros(32), torch.zeros(64, dtype=torch.float64), torch.zeros(8, 8)):
+        assert passes.plan_for([one], [other]) is None, "not alike"
+
+
+def test_a_tensor_that_is_another_one_now_is_planned_anew(notes: Notes) -> None:
+    """At the same address: a parameter whose `.data` was replaced."""
+    passes, memory = a_pass(), torch.zeros(64)
+    as_it_was, as_it_is = passes.plan_for([memory]), passes.plan_for([memory.view(torch.int32)])
+    assert as_it_was is not None
+    assert as_it_is is not None
+    assert as_it_was is passes.plan_for([memory])
+    assert (as_it_was.launches[0].dtype, as_it_is.launches[0].dtype) == (torch.float32, torch.int32)
+    assert passes.plan_for([memory[::2]]) is None
+
+
+def test_asking_for_a_known_plan_reads_no_tensor_again(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, tensors = a_pass(), [torch.zeros(5 + place) for place in range(148)]
+    plan = passes.plan_for(tensors)
+    monkeypatch.setattr(passes, "_planned", lambda *_: pytest.fail("planned twice"))
+    assert passes.plan_for(list(tensors)) is plan

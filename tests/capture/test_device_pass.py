@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import sys
 import weakref
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +20,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from neuraldbg.capture import kernels
 from neuraldbg.capture.kernels import twin
-from neuraldbg.capture.kernels.device import KINDS, PLANS, DevicePass, packed, readable, readable_in_rows
+from neuraldbg.capture.kernels.device import (
+    AT_ONCE,
+    KINDS,
+    LEAST,
+    MULTIPROCESSORS,
+    PIECE,
+    PLANS,
+    DevicePass,
+    packed,
+    readable,
+    readable_in_rows,
+)
 from neuraldbg.capture.kernels.elements import WIDTH, Element, Row
 from neuraldbg.capture.torch.device import _Buffer, _shared
 from neuraldbg.capture.torch.stats import from_device_row
@@ -70,6 +84,12 @@ def rows_of(device_pass: DevicePass, count: int) -> list[Row]:
     rows = torch.full((count, 9), -1.0, dtype=torch.float64, device=DEVICE)
     device_pass.finish_into(rows)
     return [from_device_row(row) for row in rows.tolist()]
+
+
+def measure_together(device_pass: DevicePass, tensors: list[Tensor], less: Sequence[Tensor] = ()) -> None:
+    plan = device_pass.plan_for(tensors, less)
+    assert plan is not None
+    device_pass.measure_all(plan, 0)
 
 
 def with_gaps(element: Element, shape: tuple[int, ...], gap: int) -> Tensor:
@@ -138,7 +158,7 @@ def test_every_type_and_size_is_measured_as_the_twin_does(device_pass: DevicePas
 def test_several_tensors_in_one_launch_keep_their_rows(device_pass: DevicePass) -> None:
     tensors = [some(Element.float32, size) for size in (5, 9000, 17, 3000)]
     tensors += [some(Element.bfloat16, 5000, bad=True), torch.full((3000,), 1e-20, device=DEVICE)]
-    device_pass.measure_all(tensors, 0)
+    measure_together(device_pass, tensors)
     for row, tensor in zip(rows_of(device_pass, len(tensors)), tensors, strict=True):
         assert_alike(row, twin.row_of(tensor.cpu().float().numpy()))
 
@@ -149,7 +169,7 @@ def test_how_far_parameters_moved_is_measured_in_one_launch(device_pass: DeviceP
     before = [some(element, size) for size in (3, 5000, 8192)]
     after = [tensor * 0.9 for tensor in before]
     after[1][7] = math.nan
-    device_pass.measure_all(after, 0, less=before)
+    measure_together(device_pass, after, before)
     for row, new, old in zip(rows_of(device_pass, 3), after, before, strict=True):
         wide = torch.float64 if element is Element.float64 else torch.float32
         assert_alike(row, twin.row_of((new.to(wide) - old.to(wide)).cpu().numpy()))
@@ -198,15 +218,28 @@ def test_the_output_of_a_model_is_not_measured_again_after_that_of_its_last_laye
 
 
 @needs_triton
-def test_small_tensors_are_cut_smaller_and_all_of_one_call_alike() -> None:
+def test_all_tensors_of_one_call_are_cut_alike() -> None:
     passes = DevicePass(DEVICE, block=512, piece=4096)
     tensors = [some(Element.float32, size) for size in (9000, 3, 2500)]
-    passes.measure_all(tensors, 0)
+    measure_together(passes, tensors)
     rows = rows_of(passes, 3)
     for row, tensor in zip(rows, tensors, strict=True):
         assert_alike(row, twin.measure(bytes_of(tensor), Element.float32))
-    assert passes._piece_of(tensors) == 1024
-    assert passes._piece_of([torch.empty(4096 * 1024, dtype=torch.float64, device="meta")]) == 4096
+    assert len({piece for piece, _, _ in passes._cut(tensors)}) == 1
+
+
+def test_what_a_device_reads_at_once_is_cut_into_as_many_pieces_of_one_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "neuraldbg.capture.kernels.triton_pass", SimpleNamespace(FIELDS=8))
+    monkeypatch.setattr(kernels, "triton_pass", SimpleNamespace(FIELDS=8), raising=False)
+    passes = DevicePass(torch.device("cpu"), block=512, piece=PIECE)
+    at_once = AT_ONCE * MULTIPROCESSORS
+    for words in (LEAST * at_once, 3 * LEAST * at_once - 512 * 7, PIECE * at_once):
+        pieces = -(-words // passes._piece_for(words))
+        assert at_once - 8 < pieces <= at_once
+    assert passes._piece_for(1) == LEAST, "a little is not cut further"
+    assert passes._piece_for(10 * PIECE * at_once) == PIECE, "of much, some are read while others end"
 
 
 @needs_triton
@@ -215,7 +248,7 @@ def test_a_group_at_the_same_place_is_read_anew(device_pass: DevicePass) -> None
     for factor in (1.0, 3.0):
         for tensor in tensors:
             tensor.mul_(factor)
-        device_pass.measure_all(tensors, 0)
+        measure_together(device_pass, tensors)
         for row, tensor in zip(rows_of(device_pass, 2), tensors, strict=True):
             assert_alike(row, twin.measure(bytes_of(tensor), Element.float32))
     assert len(device_pass._plans) <= PLANS

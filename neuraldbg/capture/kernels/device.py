@@ -1,7 +1,8 @@
 """Tensors on a CUDA device, measured where they are: launches only, nothing waits.
 
 A `DevicePass` belongs to one device. `measure` launches the pass over a tensor at once (its values may change the
-moment the hook returns); `measure_all` several in one launch. `finish_into` makes rows of all of them, in one launch.
+moment the hook returns); `plan_for` and `measure_all` over several in one launch. `finish_into` makes rows of all of
+them, in one launch.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._C import TensorBase
 
 from neuraldbg.capture.kernels.elements import WIDTH, Element
 from neuraldbg.capture.kernels.host import CODES, fills_its_memory
 
 PARTIALS: Final = 2**17  # pieces that may wait for their rows: 8 MB
 BLOCK: Final = 512  # words of 8 bytes that a program reads at a time
-PIECE: Final = 32 * 1024  # words of a program in all
-SMALL: Final = 4  # times smaller are the pieces of what would else leave most of the device idle
-MANY: Final = 1024  # pieces that keep a device busy
+PIECE: Final = 64 * 1024  # words of a program in all
+LEAST: Final = 4 * 1024  # the same where there is little to read
+AT_ONCE: Final = 4  # programs of a multiprocessor: what they can read together is cut into as many, all of one size
+MULTIPROCESSORS: Final = 132  # where nobody says how many there are
 MOST_AT_ONCE: Final = 1024  # tensors of one launch
 KINDS: Final = frozenset({e for e in Element if not e.name.startswith("uint")} | {Element.uint8})
 PLANS: Final = 16  # groups of tensors whose tables stay on the device
@@ -30,6 +34,9 @@ MOST_COPIED: Final = 4 << 20  # bytes of a tensor that is copied to be read
 MOST_ROWS: Final = PARTIALS // 2
 IN_ROWS: Final = -1  # stands for the tensors of a table: rows of one tensor
 MANY_PIECES: Final = 4096  # of one tensor: more of them are added up at a time
+_LOOKS: Final = (
+    type, TensorBase.data_ptr, attrgetter("dtype"), attrgetter("shape"), TensorBase.stride, TensorBase.is_neg,
+)  # fmt: skip
 _WIDE: Final = 2**31  # Triton compiles whole numbers from here on as 64 bits
 
 
@@ -38,11 +45,20 @@ class _Launch:
     """Several tensors of one type: how they are cut, and where the kernel finds them."""
 
     dtype: torch.dtype
+    moved: bool  # each less its counterpart
     piece: int  # words
     pieces: int  # in all
     table: Tensor
     room: int  # tensors that the table has place for
     jobs: tuple[tuple[int, int, int, int], ...]  # place among the tensors, first piece, pieces, count of each
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tensors that are measured together."""
+
+    launches: tuple[_Launch, ...]
+    pieces: int
 
 
 def readable(tensor: Tensor) -> bool:
@@ -101,7 +117,8 @@ class DevicePass:
         self._block = block
         self._index = device.index if device.index is not None else 0
         self._on_cuda = self._direct = device.type == "cuda"
-        self._large, self._small = piece, max(piece // SMALL // block, 1) * block
+        self._large, self._least = piece, max(min(LEAST, piece) // block, 1) * block
+        self._programs = AT_ONCE * _multiprocessors(device)
         self._options: dict[str, Any] = {"num_warps": warps} if device.type == "cuda" else {}
         self._partials = torch.empty((PARTIALS, triton_pass.FIELDS), dtype=torch.float64, device=device)
         self._hashes = torch.empty((1, 2), dtype=torch.int64, device=device)
@@ -109,12 +126,12 @@ class DevicePass:
         self._used = 0
         self._jobs: list[int] = []  # row, first partial, pieces, count; the same of the next
         self._sent_jobs: tuple[int, list[int], Tensor] = (-1, [], self._none)  # stream, numbers, the same there
-        self._plans: dict[Any, tuple[_Launch, ...]] = {}
+        self._plans: dict[Any, Plan | None] = {}
         self._tables: dict[Any, Tensor] = {}  # of tensors that are read row by row
         self._ready: dict[Any, Any] = {}  # compiled kernels by what they were compiled for
 
-    def room_for(self, tensors: Sequence[Tensor]) -> bool:
-        return self._used + sum(sum(pieces) for _, _, pieces in self._cut(tensors)) <= PARTIALS
+    def room_for(self, plan: Plan) -> bool:
+        return self._used + plan.pieces <= PARTIALS
 
     def measure(self, tensor: Tensor, row: int) -> bool:
         """Launch the pass over one tensor, whose statistics will be row `row`. False where there is no room for it."""
@@ -141,14 +158,36 @@ class DevicePass:
             table = self._tables[key] = self._sent([pitch, pieces])
         return table
 
-    def measure_all(self, tensors: Sequence[Tensor], first_row: int, *, less: Sequence[Tensor] = ()) -> None:
-        """The same for several tensors, one launch for each type among them. `less`: of each tensor less its
-        counterpart there, which has the same type and layout."""
+    def plan_for(self, tensors: Sequence[Tensor], less: Sequence[Tensor] = ()) -> Plan | None:
+        """How they are measured together, or each less its counterpart in `less`; None where the pass cannot do that.
+        Parameters lie where they lay, and gradients mostly do: their tables are on the device already, and nothing is
+        asked of each but where and what it is."""
+        try:
+            key = (self._stream(), _looks(tensors), _looks(less))
+            if key not in self._plans:
+                plan = self._planned(tensors, less)
+                if len(self._plans) >= PLANS:
+                    del self._plans[next(iter(self._plans))]
+                self._plans[key] = plan
+        except RuntimeError:  # some have no address, or there is no room for a table
+            return None
+        return self._plans[key]
+
+    def _planned(self, tensors: Sequence[Tensor], less: Sequence[Tensor]) -> Plan | None:
+        everything = (*tensors, *less)
+        if {tensor.device for tensor in everything} != {tensors[0].device} or not all(map(readable, everything)):
+            return None
+        if less and not all(map(_alike, tensors, less)):
+            return None
+        launches = tuple(self._plan(tensors, less))
+        return Plan(launches, sum(one.pieces for one in launches))
+
+    def measure_all(self, plan: Plan, first_row: int) -> None:
+        """The same for several tensors, one launch for each type among them."""
         before = (len(self._jobs), self._used)
         try:
-            for one in self._planned(tensors, less):
-                what = (0, 0, one.table, one.room)
-                self._launch(one.dtype, (one.piece, one.pieces), what, moved=bool(less))
+            for one in plan.launches:
+                self._launch(one.dtype, (one.piece, one.pieces), (0, 0, one.table, one.room), moved=one.moved)
                 for place, first, pieces, count in one.jobs:
                     self._jobs += (first_row + place, self._used + first, pieces, count)
                 self._used += one.pieces
@@ -156,20 +195,6 @@ class DevicePass:
             del self._jobs[before[0] :]  # the rows of those that were launched will be somebody else's
             self._used = before[1]
             raise
-
-    def _planned(self, tensors: Sequence[Tensor], less: Sequence[Tensor]) -> tuple[_Launch, ...]:
-        """Parameters lie where they lay, and gradients mostly do: their tables are on the device already."""
-        key = (
-            self._stream(),
-            *((one.data_ptr(), one.numel(), one.dtype) for one in tensors),
-            *(one.data_ptr() for one in less),
-        )
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= PLANS:
-                del self._plans[next(iter(self._plans))]
-            plan = self._plans[key] = tuple(self._plan(tensors, less))
-        return plan
 
     def _plan(self, tensors: Sequence[Tensor], less: Sequence[Tensor]) -> list[_Launch]:
         made = []
@@ -192,7 +217,7 @@ class DevicePass:
         table = [*addresses, *empty, *counts, *empty, *firsts[:-1], *([_WIDE - 1] * len(empty))]
         table += [*(less[place].data_ptr() for place in places), *empty] if less else []
         jobs = tuple(zip(places, firsts, pieces, counts, strict=False))
-        return _Launch(group[0].dtype, piece, firsts[-1], self._sent(table), room, jobs)
+        return _Launch(group[0].dtype, bool(less), piece, firsts[-1], self._sent(table), room, jobs)
 
     def finish_into(self, rows: Tensor) -> None:
         """Make the rows of everything measured since the last time. `rows` is float64 of width 9 on the device."""
@@ -232,7 +257,9 @@ class DevicePass:
         return self._piece_for(sum(tensor.numel() * tensor.element_size() // 8 for tensor in tensors))
 
     def _piece_for(self, words: int) -> int:
-        return self._large if words >= MANY * self._large else self._small
+        """What fits into a device at once is read by programs that end together; a few left over would read alone."""
+        each = -(-words // (self._programs * self._block)) * self._block
+        return max(self._least, min(each, self._large))
 
     def _launch(
         self,
@@ -281,3 +308,18 @@ class DevicePass:
 
 def _pieces(tensor: Tensor, piece: int) -> int:
     return -(-tensor.numel() * tensor.element_size() // (8 * piece))
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _looks(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Whatever says how they are read, of all of them in C."""
+    return (*(tuple(map(of, tensors)) for of in _LOOKS),)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()

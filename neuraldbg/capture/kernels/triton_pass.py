@@ -128,11 +128,13 @@ def _which(address, count, table, TENSORS: tl.constexpr, MOVED: tl.constexpr):
 
 
 @triton.jit
-def _guess(words, olds, index, end, KIND: tl.constexpr, K: tl.constexpr, MOVED: tl.constexpr, ACC: tl.constexpr):
-    """The mean of a first block, so that sums of squares of x - shift keep their digits."""
+def _guess(words, olds, start, end, KIND: tl.constexpr, K: tl.constexpr, MOVED: tl.constexpr, ACC: tl.constexpr):
+    """About the mean, so that sums of squares of x - shift keep their digits. Of 32 words: every warp has them all, and
+    none waits for another before the first block."""
+    index = start + tl.arange(0, 32)
     word, old = _words_of(words, olds, index, end, MOVED)
-    near = tl.zeros(index.shape, ACC)
-    known = tl.zeros(index.shape, tl.float32)
+    near = tl.zeros((32,), ACC)
+    known = tl.zeros((32,), tl.float32)
     for j in tl.static_range(K):
         value = _difference(word, old, j, KIND, MOVED)
         good = (index < end) & (tl.abs(value) < float("inf"))
@@ -188,8 +190,20 @@ def _sum_rest(
         low = tl.minimum(low, tl.where(inside, value, float("inf")))
         high = tl.maximum(high, tl.where(inside, value, float("-inf")))
         zeros += (inside & (value == 0)).to(tl.int32)
-    total, square = tl.sum(sums.to(tl.float64)), tl.sum(squares.to(tl.float64))
-    return total, square, tl.min(low).to(tl.float64), tl.max(high).to(tl.float64), tl.sum(zeros).to(tl.float64)
+    return sums, squares, low, high, zeros
+
+
+@triton.jit
+def _reduced(sums, squares, low, high, zeros):
+    """Of all lanes. Warps wait for each other twice and not five times: all programs of a launch end together."""
+    numbers = zeros.to(tl.float64)
+    added = tl.sum(tl.join(tl.join(sums.to(tl.float64), squares.to(tl.float64)), tl.join(numbers, numbers)), 0)
+    most = tl.max(tl.join(0.0 - low, high), 0).to(tl.float64)
+    first, second = tl.split(added)
+    total, square = tl.split(first)
+    zero, _ = tl.split(second)
+    lowest, highest = tl.split(most)
+    return total, square, 0.0 - lowest, highest, zero
 
 
 @triton.jit(do_not_specialize=["address", "count", "base"])
@@ -212,21 +226,24 @@ def measure_pass(
     safe = tl.minimum(end, whole)
     words = tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
     olds = tl.multiple_of(before.to(tl.pointer_type(tl.int64)), 16)
-    shift = _guess(words, olds, start + tl.arange(0, BLOCK), safe, KIND, K, MOVED, ACC)
+    shift = _guess(words, olds, start, safe, KIND, K, MOVED, ACC)
     blocks = ((safe - start) // BLOCK).to(tl.int32)
     sums, squares, low, high, zeros, products, plain = _sum_blocks(
         words, olds, start, blocks, shift, KIND, K, MOVED, HASH, BLOCK, ACC
     )
     index = start + blocks.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    word, old = _words_of(words, olds, index, safe, MOVED)
-    word = tl.where(index == whole, _last_word(address, whole, size), word)
-    old = tl.where(index == whole, _last_word(before, whole, size), old)
-    total, square, lowest, highest, zero = _sum_rest(
-        sums, squares, low, high, zeros, word, old, index, end, count, shift, KIND, K, MOVED
-    )
+    word = tl.zeros((BLOCK,), tl.int64)
+    if start + blocks.to(tl.int64) * BLOCK < end:
+        word, old = _words_of(words, olds, index, safe, MOVED)
+        word = tl.where(index == whole, _last_word(address, whole, size), word)
+        old = tl.where(index == whole, _last_word(before, whole, size), old)
+        sums, squares, low, high, zeros = _sum_rest(
+            sums, squares, low, high, zeros, word, old, index, end, count, shift, KIND, K, MOVED
+        )
     at = base + tl.program_id(0)
     if HASH:
         _store_hash(hashes + at * 2, products, plain, word.to(tl.uint64), index, end)
+    total, square, lowest, highest, zero = _reduced(sums, squares, low, high, zeros)
     finite = (tl.minimum(end * K, count) - start * K).to(tl.float64)
     mean = shift.to(tl.float64) + total / finite
     spread = tl.maximum(square - total * total / finite, 0.0)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt_or_why
-from neuraldbg.capture.kernels.device import DevicePass, packed, readable, readable_in_rows
+from neuraldbg.capture.kernels.device import DevicePass, Plan, packed, readable, readable_in_rows
 from neuraldbg.capture.torch.stats import from_device_row, measure, measure_on_device
 
 log = logging.getLogger("neuraldbg")
@@ -129,15 +129,16 @@ class DeviceQueue:
         """Several tensors of one device in one launch, or each less its counterpart in `less`. False = not done: they
         are measured one by one then. `together` gets the rows of all of them; who is None gets no row of its own."""
         tensors = [tensor for tensor, _ in wanted]
-        if not tensors or not all(tensor.is_cuda and readable(tensor) for tensor in (*tensors, *less)):
-            return False
-        if len({tensor.device for tensor in (*tensors, *less)}) > 1 or (less and not all(map(_alike, tensors, less))):
+        if not tensors or not tensors[0].is_cuda:
             return False
         buffer = self._room(tensors[0].device, len(tensors))
         fused = None if buffer is None else buffer.fused
-        if buffer is None or fused is None or buffer.failed or not self._fits(buffer, fused, tensors):
+        if buffer is None or fused is None or buffer.failed:
             return False
-        if self._launched(buffer, lambda: fused.measure_all(tensors, buffer.used, less=less)) is _FAILED:
+        plan = fused.plan_for(tensors, less)
+        if plan is None or not self._fits(buffer, fused, plan):
+            return False
+        if self._launched(buffer, fused.measure_all, plan, buffer.used) is _FAILED:
             return False
         buffer.waiting += [
             (row, False, taker) for row, (_, taker) in enumerate(wanted, buffer.used) if taker is not None
@@ -155,12 +156,12 @@ class DeviceQueue:
             made = self._launched(buffer, fused.measure, tensor, buffer.used)
         return made is True
 
-    def _fits(self, buffer: _Buffer, fused: DevicePass, tensors: Sequence[Tensor]) -> bool:
-        if fused.room_for(tensors):
+    def _fits(self, buffer: _Buffer, fused: DevicePass, plan: Plan) -> bool:
+        if fused.room_for(plan):
             return True
         if buffer.used:
             self._copy(buffer)
-        return fused.room_for(tensors)
+        return fused.room_for(plan)
 
     def _launched(self, buffer: _Buffer, launch: Callable[..., Any], *args: Any) -> Any:
         """What the launch returns. Where Triton fails (no compiler for the host, an old device), torch operations do
@@ -179,10 +180,15 @@ class DeviceQueue:
             self.set_aside(took)
         return made
 
+    @property
+    def ticks(self) -> bool:
+        """Whether there is a device's clock to read now."""
+        return torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
     def mark(self) -> Any:
         """A moment on the device's own clock; None without CUDA. Host time would be the time of launching, not of
         running."""
-        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        if not self.ticks:
             return None
         event = self._free() or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._current_stream())
@@ -324,7 +330,3 @@ def _fused_for(device: torch.device) -> DevicePass | None:
         log.info("no Triton kernel: %s", why)
     fused: DevicePass | None = made
     return fused
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.kernels.host import measured_each, moved_each
 from neuraldbg.capture.torch.core import Core, now_ns
-from neuraldbg.capture.torch.device import Head, Wanted
+from neuraldbg.capture.torch.device import Wanted
 from neuraldbg.capture.torch.earlier import TURN_BYTES, EarlierValues
 from neuraldbg.capture.torch.stats import Measured, measurable, plain
 from neuraldbg.records import Kind, Phase
@@ -78,6 +78,9 @@ class Sweep:
             kept = self.quick.moved(kept)
         if not kept:
             return
+        if all(parameter.is_cuda for _, parameter, _ in kept):
+            self._after_elsewhere(kept)
+            return
         pairs = [(parameter, parameter if before is None else before) for _, parameter, before in kept]
         left: _Kept = []
         for one, rows in zip(kept, moved_each(pairs), strict=True):
@@ -94,7 +97,7 @@ class Sweep:
         """Parameters on a device, or of a kind that the host's kernel cannot read."""
         self._stats_of_all([(site, parameter) for site, parameter, _ in kept], Kind.PARAMETER)
         moved = [(site, p, b) for site, p, b in kept if b is not None and b.shape == p.shape and b.device == p.device]
-        wanted = [(parameter, self._head(site, Kind.UPDATE)) for site, parameter, _ in moved]
+        wanted = self._headed([(site, parameter) for site, parameter, _ in moved], Kind.UPDATE)
         if not self.core.device.stats_of_all(wanted, [before for _, _, before in moved]):
             for site, parameter, before in moved:
                 self._stats(plain(parameter) - plain(before), site, Kind.UPDATE)
@@ -129,11 +132,13 @@ class Sweep:
         """The same where all of them are on one device: one launch, and the norm comes from its rows."""
         if self.core.tree.unwanted:
             return False
-        return self._together([(p.grad, self._head(site, Kind.GRADIENT)) for site, p in found if p.grad is not None])
+        return self._together(self._headed([(site, p.grad) for site, p in found], Kind.GRADIENT))
 
     def _together(self, wanted: list[Wanted]) -> bool:
-        if self.keep_norms or not all(gradient.is_cuda and _counted(gradient) for gradient, _ in wanted):
+        if self.keep_norms or not wanted or not wanted[0][0].is_cuda:
             return False
+        if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in {one.dtype for one, _ in wanted}):
+            return False  # what is not part of the norm of all gradients
         recorder = self.core.recorder
         step = recorder.step
 
@@ -182,21 +187,29 @@ class Sweep:
 
     def _stats_of_all(self, found: list[tuple[int, Tensor]], kind: Kind) -> None:
         left = []
-        found = [(site, tensor) for site, tensor in found if site not in self.core.tree.unwanted]
+        if self.core.tree.unwanted:
+            found = [(site, tensor) for site, tensor in found if site not in self.core.tree.unwanted]
+        if found and found[0][1].is_cuda and self._on_device(found, kind):
+            return
         for (site, tensor), row in zip(found, measured_each([tensor for _, tensor in found]), strict=True):
             if row is not None:
                 self._write(site, kind, row)
             else:
                 left.append((site, tensor))
-        if left and not self.core.device.stats_of_all([(tensor, self._head(site, kind)) for site, tensor in left]):
+        if left and not self._on_device(left, kind):
             for site, tensor in left:
                 self._stats(tensor, site, kind)
 
+    def _on_device(self, found: list[tuple[int, Tensor]], kind: Kind) -> bool:
+        return self.core.device.stats_of_all(self._headed(found, kind))
+
+    def _headed(self, found: Iterable[tuple[int, Tensor | None]], kind: Kind) -> list[Wanted]:
+        """With the heads of their rows."""
+        step, rest = self.core.recorder.step, (-1, KIND_CODE[kind], PHASE_CODE[Phase.UPDATE], 0)
+        return [(tensor, (step, site, *rest)) for site, tensor in found if tensor is not None]
+
     def _stats(self, tensor: Tensor, site: int, kind: Kind) -> None:
         self.core.measure(tensor, site, self._writer(site, kind))
-
-    def _head(self, site: int, kind: Kind) -> Head:
-        return (self.core.recorder.step, site, -1, KIND_CODE[kind], PHASE_CODE[Phase.UPDATE], 0)
 
     def _writer(self, site: int, kind: Kind) -> Callable[[Measured], None]:
         step = self.core.recorder.step
@@ -211,11 +224,6 @@ def norm_of(rows: NDArray[np.float64]) -> float:
     if rows[:, 7].any():
         return math.nan
     return math.inf if rows[:, 8].any() else float(np.sqrt(np.square(rows[:, 5]).sum()))
-
-
-def _counted(gradient: Tensor) -> bool:
-    """Whether it is part of the norm of all gradients."""
-    return gradient.is_floating_point() and gradient.element_size() > 1
 
 
 def _dense_or_listed(gradient: Tensor) -> bool:
