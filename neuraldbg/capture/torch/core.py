@@ -30,6 +30,7 @@ RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after 
 EARLY_STEPS = 64  # under a budget: so long those are told of every one who later need it rarely
 RARELY = 17  # steps: one of so many is told to those who look rarely. No multiple of a GAN's updates in a round
 LONG_STEP_NS = 100_000_000  # of such ones fewer are looked at closely: the first would else take some percent longer
+LONG_ON_DEVICE_NS = 20_000_000  # the same on a device, which waits for the host where looks keep that busy
 LONG_LOOKED = (1, 2, 4, 16)  # of the first ones of a training, which count from 0
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
 _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
@@ -223,7 +224,8 @@ class Core:
         gap = min(SELDOM, 1 << (step // 8).bit_length()) | 1  # 1 up to step 7, 3 up to 15, 5, ... 65 from 256 on
         budget = self.budget
         if budget.starting:
-            long = budget.steps > 2 and (budget.bare_ns or 0.0) >= LONG_STEP_NS  # the first ones warm up
+            from_ns = LONG_ON_DEVICE_NS if self.device.used else LONG_STEP_NS
+            long = budget.steps > 2 and (budget.bare_ns or 0.0) >= from_ns  # the first ones warm up
             return not long or budget.since_start in LONG_LOOKED
         return step - self._looked_at >= gap
 

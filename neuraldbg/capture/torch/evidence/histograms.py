@@ -44,7 +44,7 @@ class Histograms:
 
     def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
         first = next(tensors(values[2]), None) if layer.watched and one.phase is Phase.FORWARD else None
-        if first is None:
+        if first is None or not first.is_cpu:
             return
         if self.core.wants(Kind.ACTIVATION):
             self._count(first, layer.site, (Kind.ACTIVATION, one.phase, 0, one.id))
