@@ -15,6 +15,7 @@ from watching import facts, net, train, watching
 
 from neuraldbg.capture.budget import SamplingBudget
 from neuraldbg.capture.torch.core import RARELY
+from neuraldbg.capture.torch.device import DeviceQueue
 from neuraldbg.capture.torch.evidence.loss_inputs import SPACING, LossInputs
 from neuraldbg.capture.torch.origin.watch import _norm
 from neuraldbg.capture.torch.probes import sample
@@ -159,6 +160,57 @@ def test_of_long_steps_fewer_are_looked_at_closely(
     first = [at for at in begun if at < 24]
     assert first == ([1, 2, 4, 16] if long_ns == 0 else list(range(1, 20)))
     assert len([at for at in begun if at > 24]) >= (2 if long_ns == 0 else 4)
+
+
+def test_on_a_device_shorter_steps_count_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_ON_DEVICE_NS", 0)
+    looked: dict[bool, list[int]] = {True: [], False: []}
+    for on_device, steps in looked.items():
+        with watching(tmp_path / str(on_device), budget=QUIET) as capture:
+            capture.core.device.used = on_device
+            core = capture.core
+
+            def after(step: int, core: Any = core, steps: list[int] = steps) -> None:
+                steps += [step + 1] if core.looking else []
+
+            train(net(), 19, after)
+    assert len(looked[False]) == 19
+    assert looked[True] == [looked[False][at] for at in (0, 1, 3, 15)]
+
+
+def marks_of_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, steps: int) -> list[int]:
+    """How often the clock of a device that is said to be there is read in each step."""
+    monkeypatch.setattr(DeviceQueue, "ticks", True)
+    read, counts = [0], list[int]()
+
+    def mark() -> object:
+        read[0] += 1
+        return object()
+
+    with watching(folder, budget=budget) as capture:
+        monkeypatch.setattr(capture.core.device, "mark", mark)
+        monkeypatch.setattr(capture.passes, "quick_begins", lambda _: False)
+
+        def after(_: int) -> None:
+            counts.append(read[0])
+            read[0] = 0
+
+        train(net(), steps, after)
+    return counts
+
+
+def test_where_every_step_is_measured_layers_of_a_device_are_timed_in_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = marks_of_steps(tmp_path, monkeypatch, None, 13)
+    leaves = sum(1 for module in net().modules() if not list(module.children()))
+    timed = [index for index, count in enumerate(counts) if count]
+    assert timed == [0, 1, 2, 4, 8, 12]
+    assert {counts[step] for step in timed} == {2 * leaves}, "and none of the container"
+
+
+def test_under_a_budget_every_step_that_is_measured_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(marks_of_steps(tmp_path, monkeypatch, QUIET, 10))
 
 
 def test_both_networks_of_a_gan_are_looked_at(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ RARELY = 17  # steps: one of so many is told to those who look rarely. No multip
 LONG_STEP_NS = 100_000_000  # of such ones fewer are looked at closely: the first would else take some percent longer
 LONG_ON_DEVICE_NS = 20_000_000  # the same on a device, which waits for the host where looks keep that busy
 LONG_LOOKED = (1, 2, 4, 16)  # of the first ones of a training, which count from 0
+FIRST_TIMED = 3  # updates
+TIMED = 4  # where every step is measured, layers on a device are timed in one of so many: a mark holds it up for 2 us
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
 _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
     "pass_begun pass_ended layer_run backward_begun backward_done update_begun update_done".split()
@@ -134,6 +136,7 @@ class Core:
     leads: bool = True  # of several ranks, the one that speaks for all
     why_not_again: Callable[[Any], str | None] = lambda _: None  # why a model cannot be run once more by this rank
     look_at: float = math.inf  # backward at whose beginning all are told, since somebody's look is due
+    timing: bool = True  # whether layers on a device are timed in the current step
     bypassed: bool = False  # some modules are called by .forward(), and watched by their class
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
@@ -213,6 +216,7 @@ class Core:
         if budget.last_was_full and self.largest == sys.maxsize:
             budget.read_bytes = self.read_bytes
         self.read_bytes = 0
+        self.timing = budget.share is not None or not self.statistics or step < FIRST_TIMED or step % TIMED == 0
         self.looking = budget.full and self.statistics and self._evidence_is_due(step)
         if budget.full:
             self.largest = sys.maxsize if budget.large_bytes is None else budget.large_bytes

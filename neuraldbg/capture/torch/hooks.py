@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, now_ns
 from neuraldbg.capture.torch.dispatch import ModuleHooks
-from neuraldbg.capture.torch.layer_watch import LayerWatch
+from neuraldbg.capture.torch.layer_watch import UNTIMED, LayerWatch
 from neuraldbg.capture.torch.passes import (
     CLONE_BYTES,
     LightRecord,
@@ -93,7 +93,11 @@ class PassWatch:
                 own.own_before = core.own_ns = core.own_ns + own.start_ns - began
         else:
             own = local.own_pass
-        mark = core.device.mark() if own is not None and own.sampled else None
+        mark = None
+        if own is not None and own.sampled:
+            layer = core.tree.layers.get(module) if core.statistics else None
+            timed = core.timing and (layer is None or layer.leaf)  # in a container, layers are measured in between
+            mark = core.device.mark() if timed else core.device.ticks or None
         stack.append((module, now_ns(), core.own_ns, mark))
 
     def post_hook(self, module: nn.Module, args: Any, *rest: Any) -> None:
@@ -126,7 +130,7 @@ class PassWatch:
         if own_pass.sampled or stopping:
             duration = end_ns - start_ns - core.ours_since(own_before)  # our own work inside is not the layer's
         if own_pass.sampled and len(rest) == 2:
-            marks = None if mark is None else (mark, core.device.mark())
+            marks = None if mark is None else (mark, mark if mark is UNTIMED else core.device.mark())
             self.layer_seen(module, own_pass, (start_ns, duration, marks), (args, *rest), depth)
         if stopping and len(rest) == 2 and own_pass is not self.ignored:
             stops.layer_ran(module, own_pass, (args, *rest), duration)

@@ -17,6 +17,7 @@ from neuraldbg.records import Kind, Phase
 from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
+UNTIMED = True  # in place of a mark: the device has a clock, and it is not read
 Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
 
 
@@ -101,7 +102,7 @@ class LayerWatch:
         start, duration, marks = times
         if marks is None or not size["device_bytes"]:
             recorder.span(layer.site, phase, (start, duration), pass_id=one.id, **size)
-        elif layer.leaf:
+        elif layer.leaf and marks[0] is not UNTIMED:
             step = recorder.step
 
             def deliver(nanoseconds: int) -> None:
@@ -139,7 +140,7 @@ class LayerWatch:
             return
         last = self.last_backward[0]
         if layer.leaf:  # the output of a container is that of its last layer, whose time this is
-            mark = core.device.mark() if gradient.is_cuda else None
+            mark = self._mark(gradient)
             if last is not None:
                 self._charge_backward(last, begin, mark)
         self.stats(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, slot, one.id))
@@ -148,10 +149,17 @@ class LayerWatch:
         end = now_ns()
         core.own_ns += end - begin
         if layer.leaf:
-            mark = core.device.mark() if gradient.is_cuda else None
+            mark = self._mark(gradient)
             self.last_backward[0] = (layer, end - core.held_ns, one, mark)
         else:
             self.set_aside(end - begin)
+
+    def _mark(self, gradient: Tensor) -> Any:
+        """None of what the host's clock tells."""
+        device = self.core.device
+        if not gradient.is_cuda:
+            return None
+        return device.mark() if self.core.timing else device.ticks or None
 
     def _beside_quick(self, gradient: Tensor, layer: Layer, slot: int, one: Pass, begin: int) -> None:
         """One of a pass whose other layers C sees, which keeps their times."""
@@ -169,7 +177,7 @@ class LayerWatch:
         since = awake + self.core.held_ns  # a run that was held in between is charged for none of it
         if before is None:
             recorder.span(layer.site, Phase.BACKWARD, (since, now - since), pass_id=one.id)
-        elif mark is not None:
+        elif mark is not None and mark is not UNTIMED and before is not UNTIMED:
 
             def deliver(nanoseconds: int) -> None:
                 recorder.span(layer.site, Phase.BACKWARD, (since, nanoseconds), pass_id=one.id, step=step)
@@ -182,7 +190,8 @@ class LayerWatch:
             self.quick.settle()
         last, self.last_backward[0] = self.last_backward[0], None
         if last is not None:
-            self._charge_backward(last, now_ns(), self.core.device.mark() if last[3] is not None else None)
+            timed = last[3] is not None and last[3] is not UNTIMED
+            self._charge_backward(last, now_ns(), self.core.device.mark() if timed else last[3])
 
     def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor], entered: Tensor | None) -> None:
         layer.located = True
