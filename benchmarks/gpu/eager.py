@@ -18,7 +18,7 @@ from turns import GROUPS, in_turns
 from neuraldbg.capture.torch.recording.disk import record_to_disk
 from neuraldbg.capture.torch.recording.taking import Recording
 
-LATER = 130  # updates after which evidence is gathered in one of 8
+LATER = 130  # updates after which evidence is gathered in one of 33
 RECORD_SHARE, RECORD_BYTES = 0.0025, 512_000_000
 PADDED = 50304  # a vocabulary that matrix products of half precision like, as most people train with
 
@@ -78,8 +78,8 @@ def recording(share: float | None) -> Iterator[Recording]:
 
 
 def _arms(size: Size, results: Results, training: Training) -> None:
-    """Sessions of their own, in turn with bare steps. `full` are the first updates, when evidence is gathered in each
-    of them."""
+    """Sessions of their own, in turn with bare steps. `full` are the first updates; evidence is gathered in one of those
+    that are timed."""
     runs: list[Path] = []
 
     def default() -> float:
