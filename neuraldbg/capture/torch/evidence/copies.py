@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.living import instances_of
+from neuraldbg.capture.torch.built import BuiltModules
 from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.tree import Model
 from neuraldbg.capture.torch.updates import Known
@@ -41,6 +41,7 @@ class Copies:
 
     def __init__(self, capture: Any) -> None:
         self.core = capture.core
+        self._built = BuiltModules(capture.core, capture.patches)
         self._stepped = capture.updates
         self._updates = 0
         self._next_look = FIRST_LOOK
@@ -71,7 +72,7 @@ class Copies:
         self._next_look = max(self._updates * AGAIN, self._updates + int(patience))
 
     def _search(self) -> Iterator[tuple[nn.Module, nn.Module, Model]]:
-        """Copies not known yet. A walk over all objects of the process: some milliseconds."""
+        """Copies not known yet."""
         roots = [(root, model) for root, model in self.core.tree.readable() if _small(root)]
         if self._updates == FIRST_LOOK:
             trained = [(r, m) for r, m in roots if any(parameter.grad is not None for parameter in r.parameters())]
@@ -81,7 +82,7 @@ class Copies:
             return
         kinds = {type(root) for root, _ in roots}
         known = {id(copy.ref()) for copy in self._copies} | {id(root) for root, _ in roots}
-        others = [each for each in instances_of(tuple(kinds), exact=True) if id(each) not in known]
+        others = [each for each in self._built.of(kinds) if id(each) not in known]
         for root, model in roots:
             yield from ((other, root, model) for other in others if type(other) is type(root) and _alike(other, root))
 
