@@ -62,6 +62,8 @@ class Window:
     passes: list[PassSeen] = field(default_factory=list)
     put_out: dict[int, tuple[bool, Any]] = field(default_factory=dict)  # address -> had a graph, weak storage
     raw: set[int] = field(default_factory=set)
+    settled: bool = False  # layers that ran are left out
+    trainable: bool = False  # and some of them have parameters
 
     def had_graph(self, address: int) -> bool:
         """Whether an earlier layer put a tensor with a graph there, in memory that has not been freed since."""
@@ -76,6 +78,7 @@ class GraphCuts:
         self._window = Window()
         self._own: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()  # layer -> trainable parameters
         self._reached: IdentityTable[bool] = IdentityTable()
+        self._settled: IdentityTable[bool] = IdentityTable()  # layer -> has parameters, all of which were reached
         self._first: IdentityTable[Tensor] = IdentityTable()
         self._written: set[Any] = set()
         self._unreached: IdentityTable[bool] = IdentityTable()
@@ -105,6 +108,10 @@ class GraphCuts:
 
     def _layer(self, layer: Layer, one: Pass, values: Any) -> None:
         window = self._window
+        settled = self._settled.get(layer)
+        if settled is not None:
+            window.settled, window.trainable = True, window.trainable or settled
+            return
         if len(window.ran) >= MOST_ENTRIES:
             return
         parameters = self._parameters(layer)
@@ -150,7 +157,7 @@ class GraphCuts:
         if isinstance(loss, nn.Parameter) or not (passes or self.core.recorder.step == 0):
             return
         self._cuts += 1
-        trainable_ran = any(one.parameters for one in self._window.ran)
+        trainable_ran = self._window.trainable or any(one.parameters for one in self._window.ran)
         self.core.recorder.fact(
             "loss_cut",
             source_id=source,
@@ -166,18 +173,23 @@ class GraphCuts:
     # -- updates -----------------------------------------------------------------------------------------------------
 
     def _update(self, optimizer: Optimizer, known: Any) -> None:
-        if not self.core.looking or not self._window.ran:
+        window = self._window
+        if not self.core.looking or not (window.ran or window.settled):
             return
         if len(self._unreached) and (known.updates & (known.updates - 1)) == 0 and len(self._excused) < MOST_FACTS:
             self._note_excuses()
-        if self._facts >= MOST_FACTS:
+        if self._facts >= MOST_FACTS or not window.ran:
             return
         mine = {id(parameter) for parameter in owned(optimizer)}
         for parameter in owned(optimizer):
-            if parameter.grad is not None:
+            if parameter.grad is not None and parameter not in self._reached:
                 self._reached[parameter] = True
-        lost = [ran for ran in self._window.ran if self._is_lost(ran, mine)]
+        lost = [ran for ran in window.ran if self._is_lost(ran, mine)]
         if not lost:
+            self._settle(window)
+            return
+        if window.settled:
+            self._settled = IdentityTable()  # where it is cut only all of them together can tell: in the next step
             return
         for ran in lost:
             self._mark(ran)
@@ -191,6 +203,13 @@ class GraphCuts:
         """Trainable, owned by this optimizer, ran in this step, and no gradient ever came."""
         own = [parameter for ref in ran.parameters if (parameter := ref()) is not None and id(parameter) in mine]
         return bool(own) and not any(parameter in self._reached for parameter in own)
+
+    def _settle(self, window: Window) -> None:
+        """Layers that a gradient has reached can never be lost, and where none is lost nobody asks about the others."""
+        for layer in {id(ran.layer): ran.layer for ran in window.ran}.values():
+            own = [ref() for ref in self._own[layer]]
+            if all(parameter in self._reached for parameter in own):
+                self._settled[layer] = bool(own)
 
     def _mark(self, ran: Ran) -> None:
         for ref in ran.parameters:
@@ -255,7 +274,8 @@ class GraphCuts:
         return latest.layer.site, None, False, False
 
     def _done(self, *_: Any) -> None:
-        if self._window.ran or self._window.passes or self._window.raw:
+        window = self._window
+        if window.ran or window.passes or window.raw or window.settled:
             self._window = Window()
 
     def _note_excuses(self) -> None:
