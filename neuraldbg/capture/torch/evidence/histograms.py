@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
+from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import host, twin
 from neuraldbg.capture.kernels.elements import BINS, WIDTH
 from neuraldbg.capture.torch.core import now_ns
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PIECE: Final = 512  # values in a row that are looked at
 PIECES: Final = 8  # of them, spread over a tensor that is larger than all
-LEAST_GAP: Final = 8  # steps between two of a tensor
+LEAST_GAP: Final = 16  # steps between two of a tensor
 GROWTH: Final = 16  # the gap is this part of the steps done
 Counted = tuple[int, int, int, int, bytes]  # values, looked at, zeros, NaN or Inf, octaves
 
@@ -38,11 +39,15 @@ class Histograms:
         self.core = capture.core
         self._passes = capture.passes
         self._due: dict[tuple[int, Kind], int] = {}
+        self._rests: dict[int, int] = {}  # site of a layer -> step before which nothing of it is due
+        self._swept: IdentityTable[tuple[int, int]] = IdentityTable()  # optimizer -> its parameters, and such a step
         self._shield = self.core.guard.shield("histograms of gradients")
         self.core.take_part("layer_run", "histograms of activations", self._layer_run)
         self.core.take_part("update_done", "histograms of parameters", self._update_done, rarely=True)
 
     def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
+        if self.core.recorder.step < self._rests.get(layer.site, 0):
+            return
         first = next(tensors(values[2]), None) if layer.watched and one.phase is Phase.FORWARD else None
         if first is None or not first.is_cpu:
             return
@@ -50,6 +55,7 @@ class Histograms:
             self._count(first, layer.site, (Kind.ACTIVATION, one.phase, 0, one.id))
         if first.requires_grad and one.grad and self.core.wants(Kind.GRADIENT) and self._is_due(layer, Kind.GRADIENT):
             self._await(first, layer, one)
+        self._rests[layer.site] = min(self._due.get((layer.site, kind), 0) for kind in (Kind.ACTIVATION, Kind.GRADIENT))
 
     def _await(self, tensor: Tensor, layer: Layer, one: Pass) -> None:
         """The gradient by a hook of its own, on the few passes that are due: the others are left alone."""
@@ -72,11 +78,18 @@ class Histograms:
     def _update_done(self, optimizer: Optimizer, _: Any) -> None:
         if not self.core.looking:
             return
-        tree = self.core.tree
-        for parameter in owned(optimizer):
+        tree, parameters = self.core.tree, list(owned(optimizer))
+        known, rests = self._swept.get(optimizer) or (0, 0)
+        if known == len(parameters) and self.core.recorder.step < rests:
+            return
+        sites = []
+        for parameter in parameters:
             site = tree.parameter_site.get(parameter)
             if site is not None and site not in tree.unwanted:
+                sites.append(site)
                 self._count(parameter, site, (Kind.PARAMETER, Phase.UPDATE, 0, -1))
+        rests = min((self._due.get((site, Kind.PARAMETER), 0) for site in sites), default=0)
+        self._swept[optimizer] = (len(parameters), rests)
 
     def _count(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
         step, key = self.core.recorder.step, (site, where[0])
