@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from neuraldbg.capture.torch.origin.graph import op_of, saved, walk
+from neuraldbg.capture.torch.origin.graph import saved
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -33,9 +35,8 @@ class MaskedLabels:
             return
         if loss is None or loss.device.type != "cpu" or loss.grad_fn is None:
             return
-        for node, _path, _above, _inside in walk(loss.grad_fn, into_models=True, limit=NODES):
-            if op_of(node) in ("nll_loss", "nll_loss2_d", "nll_loss_nd"):
-                self._look(saved(node, "target", "ignore_index"), value)
+        for node in _over_labels(loss.grad_fn):
+            self._look(saved(node, "target", "ignore_index"), value)
 
     def _look(self, kept: dict[str, Any], value: float) -> None:
         target, ignored = kept.get("target"), kept.get("ignore_index")
@@ -62,3 +63,19 @@ class MaskedLabels:
     def _ending(self) -> None:
         if self._none_left:
             self.core.recorder.fact("labels_masked_total", all_masked=self._none_left, looked_at=self._looked)
+
+
+def _over_labels(root: Any) -> Iterator[Any]:
+    """Cross entropies over labels in the graph below, nearest first."""
+    waiting, seen = deque([root]), {root}
+    room = NODES
+    while waiting and room:
+        node = waiting.popleft()
+        room -= 1
+        if type(node).__name__.startswith("NllLoss"):
+            yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                if type(child).__name__ != "AccumulateGrad":
+                    waiting.append(child)
