@@ -54,7 +54,7 @@ from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 
 LINES = 16  # lines of the script that call backward and are looked at
-FIRST_LOOKS = 24  # on steps that are measured in full anyway
+FIRST_LOOKS = 8  # on steps that are measured in full anyway: as many as are judged together
 SPACING = 1.3  # later looks: each so many times further into the run
 NEAR, DEEP = 200, 6000  # operations read below a loss, and once in a while below it and into the model
 LASTING = (
@@ -96,7 +96,9 @@ class LossInputs:
         """Where a module's inputs and outputs lie in the graph; the marks die with it."""
         if not one.grad:
             return
-        for name, found in (("neuraldbg_in", given_tensors(*values[:2])), ("neuraldbg_out", tensors(values[2]))):
+        out = values[2]
+        made = (out,) if isinstance(out, Tensor) else tensors(out)
+        for name, found in (("neuraldbg_in", given_tensors(*values[:2])), ("neuraldbg_out", made)):
             for tensor in found:
                 node: Any = tensor.grad_fn
                 if node is not None:
@@ -255,7 +257,7 @@ class LossInputs:
         watched.last, watched.written = {**facts, **lasting, **recent}, False
         if watched.looks <= 3 or watched.looks & (watched.looks - 1) == 0:
             self._write(source, index, watched)
-        if watched.looks in (8, FIRST_LOOKS):
+        if watched.looks in (8, 24):
             self._judge_columns(source, index, watched)
 
     def _write(self, source: int, index: int, watched: Watched) -> None:
