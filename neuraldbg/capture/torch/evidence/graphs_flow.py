@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels.host import measured_each
+from neuraldbg.capture.torch.evidence.graphs_probes import Probes
 from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.capture.torch.sweep import owned
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
 
 FOLLOWED = 16  # optimizers
-_PROBED = 4  # parameters of each whose gradients are looked at
-_LARGEST = 2**20  # elements of a gradient that is
 _WRITTEN_AT = (3, 6, 12, 20)
 _NEVER_STEPPED_AT = (10, 50, 250)
 MOST_WAITING = 512  # moments whose numbers are on their way from a device
@@ -89,6 +88,7 @@ class GradientFlow:
         self._flows: IdentityTable[Flow] = IdentityTable()
         self._waiting: deque[tuple[Reading, Then]] = deque()  # what happened, in order
         self._followed = 0
+        self._probes = Probes()
         core = self.core
         core.take_part("backward_begun", "old gradients", self._backward_begun, rarely=True)
         core.take_part("backward_done", "new gradients", self._backward_done, rarely=True)
@@ -137,8 +137,7 @@ class GradientFlow:
         """A number per looked-at gradient that changes when it does; 0 for None and zeros."""
         if not self.core.tree.alone():
             return UNREAD
-        trainable = [p for p in owned(optimizer) if p.requires_grad and p.numel() <= _LARGEST]
-        gradients = [parameter.grad for parameter in spread(trainable)]
+        gradients = [parameter.grad for parameter in self._probes.of(optimizer)]
         if not gradients or any(gradient is not None and not has_values(gradient) for gradient in gradients):
             return UNREAD
         reading = Reading([0.0 if gradient is None else None for gradient in gradients])
@@ -316,10 +315,3 @@ def has_values(gradient: Tensor) -> bool:
 
 def _readable(parameter: Tensor) -> bool:
     return has_values(parameter) and parameter.layout == torch.strided
-
-
-def spread(parameters: list[Tensor]) -> list[Tensor]:
-    """A few from the first to the last."""
-    if len(parameters) <= _PROBED:
-        return parameters
-    return [parameters[round(k * (len(parameters) - 1) / (_PROBED - 1))] for k in range(_PROBED)]

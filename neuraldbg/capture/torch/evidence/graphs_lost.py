@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.evidence.graphs_flow import has_values, spread
+from neuraldbg.capture.torch.evidence.graphs_flow import has_values
+from neuraldbg.capture.torch.evidence.graphs_probes import Probes, spread
 from neuraldbg.capture.torch.stats import plain
 from neuraldbg.capture.torch.sweep import owned
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FOLLOWED = 8  # optimizers
 NODES = 2_000  # of a graph that are looked at
 WRITTEN_AT = (4, 12, 40)
-_LARGEST = 2**20
+RESTS_AFTER = 4  # updates of one backward each
 _ROOT = "neuraldbg_root"
 Norms = tuple[float, ...]
 
@@ -53,6 +54,9 @@ class LostGradients:
         self._followed = 0
         self._source = -1
         self._plain = False
+        self._probes = Probes()
+        self._backwards = 0  # since the last update
+        self._single = 0  # updates in a row that had one
         for moment, notice in (
             ("backward_begun", self._begun),
             ("backward_done", self._done),
@@ -69,6 +73,10 @@ class LostGradients:
         return list(self._waiting.items())
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
+        self._backwards += 1
+        if self._single >= RESTS_AFTER:
+            self._single = RESTS_AFTER if self._backwards < 2 else 0  # what can be lost will be so again
+            return
         inside = self.core.here.local.in_step is not None  # a closure clears and fills them as its optimizer asks
         busy = inside or self.core.packed or not self.core.tree.alone()
         if not self.core.looking or loss is None or loss.grad_fn is None or loss.is_cuda or busy:
@@ -80,7 +88,7 @@ class LostGradients:
         root: Any = loss.grad_fn
         again, self._plain = _look_below(root, known)
         for optimizer, one in every:
-            now = _norms(optimizer)
+            now = self._norms(optimizer)
             cleared = one.usable and any(one.norms) and now is not None and not any(now)
             if cleared and not again and _version(optimizer) == one.version:
                 one.lost.append(one.source)
@@ -88,24 +96,34 @@ class LostGradients:
         root.metadata[_ROOT] = True
 
     def _done(self, _: Any) -> None:
-        if not self.core.looking or self.core.here.local.in_step is not None or not self.core.tree.alone():
+        rests = self._single >= RESTS_AFTER or not self.core.looking
+        if rests or self.core.here.local.in_step is not None or not self.core.tree.alone():
             return
         for optimizer, one in self._all():
-            now = _norms(optimizer)
+            now = self._norms(optimizer)
             reached = one.usable and now is not None and now != one.before
             one.usable = reached and self._plain
             one.source, one.norms, one.version = self._source, now or (), _version(optimizer)
 
     def _update(self, optimizer: Optimizer, known: Any) -> None:
+        self._single, self._backwards = self._single + 1 if self._backwards < 2 else 0, 0
         one = self._waiting.get(optimizer)
         if one is not None and self.core.looking:
             one.updates += 1
-            if one.lost and _norms(optimizer) == one.norms:
+            if one.lost and self._norms(optimizer) == one.norms:
                 one.first = self.core.recorder.step if one.first is None else one.first
                 one.lines[one.lost[-1], one.source] += 1
             if one.updates in WRITTEN_AT:
                 self._write(known.site, one)
         self._forget()
+
+    @torch.no_grad()
+    def _norms(self, optimizer: Optimizer) -> Norms | None:
+        """Of a few gradients; None where they cannot be read without waiting."""
+        gradients = [parameter.grad for parameter in self._probes.of(optimizer)]
+        if not gradients or any(g is not None and (g.is_cuda or not has_values(g)) for g in gradients):
+            return None
+        return tuple(0.0 if g is None else float(torch.linalg.vector_norm(plain(g, widen=False))) for g in gradients)
 
     def _forget(self) -> None:
         for one in self._waiting.values():
@@ -141,16 +159,6 @@ def _look_below(root: Any, known: set[int]) -> tuple[bool, bool]:
             else:
                 waiting.append(child)
     return False, plain_leaves and not waiting
-
-
-@torch.no_grad()
-def _norms(optimizer: Optimizer) -> Norms | None:
-    """Of a few gradients; None where they cannot be read without waiting."""
-    trainable = [p for p in owned(optimizer) if p.requires_grad and p.numel() <= _LARGEST]
-    gradients = [parameter.grad for parameter in spread(trainable)]
-    if not gradients or any(g is not None and (g.is_cuda or not has_values(g)) for g in gradients):
-        return None
-    return tuple(0.0 if g is None else float(torch.linalg.vector_norm(plain(g, widen=False))) for g in gradients)
 
 
 def _version(optimizer: Optimizer) -> int:
