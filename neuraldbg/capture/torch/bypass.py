@@ -12,6 +12,7 @@ from neuraldbg.capture.torch.core import Core, cannot_look
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.patches import Patches
 
+LOOKED_AFTER = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 20))  # updates
 _Forward = Callable[..., Any]
 
 
@@ -38,7 +39,7 @@ class Bypass:
             self.core.recorder.fact("note", level="info", text=text)
 
     def after_update(self, step: int) -> None:
-        if step <= 20 and self.core.looking:
+        if step in LOOKED_AFTER and self.core.looking:
             self._look()
 
     def _look_for_suspects(self) -> None:
