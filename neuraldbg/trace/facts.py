@@ -27,7 +27,7 @@ class FactBuffer:
 
     def put(self, type: str, fields: dict[str, Any], *, instead: bool = False) -> None:
         """Adds a fact; `instead` of those of its type that still wait."""
-        line = json.dumps({"type": type, "wall_ns": time.time_ns(), **fields}, default=_plain, separators=(",", ":"))
+        line = _line_of({"type": type, "wall_ns": time.time_ns(), **fields})
         data = line.encode("utf-8", "backslashreplace")
         with self._lock:
             if instead:
@@ -87,3 +87,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     return str(value)
+
+
+_line_of = json.JSONEncoder(default=_plain, separators=(",", ":")).encode  # `json.dumps` makes one for every line

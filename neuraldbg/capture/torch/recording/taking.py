@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -139,7 +140,10 @@ class Recording:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
         given = (args, kwargs) if refused is None else ((), {})
         training, trainable, buffers = self._around.look(root)
-        record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
+        if one.record is None or refused is not None:
+            record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
+        else:  # the batch and the random states were copied a moment ago
+            record = replace(one.record, backwards_before=0, buffers=buffers, training=training)
         taped = TapedPass(one.step, weakref.ref(root), weakref.ref(entry), record, refused=refused)
         taped.path, taped.site, taped.trainable = one.entry.path, one.model.site, trainable
         taped.bytes = record_bytes(record)
