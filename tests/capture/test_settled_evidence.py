@@ -1,0 +1,76 @@
+"""What was learnt in the first updates is not looked for again, and what comes later is found all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from watching import facts, watching
+
+from neuraldbg.capture.torch.evidence.graphs_probes import Probes
+
+
+class Thawing(nn.Module):
+    """Its first layer is frozen at the beginning; what it puts out is always cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.first.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x).detach())
+        return out
+
+
+def test_a_layer_that_is_thawed_later_and_cut_off_is_found(tmp_path: Path) -> None:
+    with watching(tmp_path):
+        model = Thawing()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            if step == 6:
+                model.first.requires_grad_(True)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    (fact,) = facts(tmp_path, "unreached")
+    assert fact["count"] == 1
+    assert fact["after"] is not None
+
+
+def test_gradients_that_are_lost_from_some_update_on_are_found(tmp_path: Path) -> None:
+    with watching(tmp_path):
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(16):
+            optimizer.zero_grad()
+            if step >= 8:
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    fact = facts(tmp_path, "gradients_lost")[-1]
+    assert fact["first"] == 9  # the one before it woke whoever looks
+    assert fact["count"] == 7
+
+
+def _optimizer(count: int) -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter(torch.zeros(2)) for _ in range(count)], lr=0.1)
+
+
+def test_the_same_parameters_stand_for_all_while_they_can_be_trained() -> None:
+    probes, optimizer = Probes(), _optimizer(10)
+    first = probes.of(optimizer)
+    optimizer.param_groups[0]["params"][1].requires_grad_(False)
+    assert all(one is other for one, other in zip(first, probes.of(optimizer), strict=True))
+    first[0].requires_grad_(False)
+    assert all(one is not first[0] for one in probes.of(optimizer))
+
+
+def test_a_group_that_is_added_is_looked_at_too() -> None:
+    probes, optimizer = Probes(), _optimizer(4)
+    added = nn.Parameter(torch.zeros(2))
+    probes.of(optimizer)
+    optimizer.add_param_group({"params": [added]})
+    assert any(one is added for one in probes.of(optimizer))
