@@ -63,7 +63,7 @@ class Columns:
             "last_column": column == inputs.shape[1] - 1,
             "sample_shape": list(self.shape or ()),
             "rows": len(target),
-            "left_unexplained": _residual(inputs[:, column], target),
+            "left_unexplained": float(_residuals(inputs[:, column : column + 1], target)[0]),
             "explained_by_others": _explained(inputs[:, rest], target),
         }
 
@@ -71,20 +71,21 @@ class Columns:
 def _copies(inputs: Array, target: Array) -> Array:
     if len(np.unique(target)) <= CLASSES and (target == np.round(target)).all():
         return _give_class_away(inputs, target)
-    left = np.array([_residual(inputs[:, column], target) for column in range(inputs.shape[1])])
+    left = _residuals(inputs, target)
     copied = left < COPIED
     for column in np.flatnonzero(~copied & (left < 0.97)):  # log(y), y**2: a copy in other units
         copied[column] = _same_order(inputs[:, column], target)
     return np.flatnonzero(copied)
 
 
-def _residual(column: Array, target: Array) -> float:
-    """Spread of the target that a straight line through the column leaves, over its whole spread."""
-    spread = column.std()
-    if spread == 0:
-        return 1.0
-    correlation = ((column - column.mean()) * (target - target.mean())).mean() / (spread * target.std())
-    return float(np.sqrt(max(1 - min(abs(correlation), 1.0) ** 2, 0.0)))
+def _residuals(columns: Array, target: Array) -> Array:
+    """Of each column: the spread of the target that a straight line through it leaves, over the whole spread."""
+    spread = columns.std(0)
+    apart = (target - target.mean()) / (target.std() * len(target))
+    correlation = apart @ (columns - columns.mean(0)) / np.where(spread == 0, 1.0, spread)
+    left: Array = np.sqrt(1 - np.minimum(np.abs(correlation), 1.0) ** 2)
+    left[spread == 0] = 1.0
+    return left
 
 
 def _same_order(column: Array, target: Array) -> bool:

@@ -55,6 +55,7 @@ from neuraldbg.capture.torch.tree import Layer
 
 LINES = 16  # lines of the script that call backward and are looked at
 FIRST_LOOKS = 8  # on steps that are measured in full anyway: as many as are judged together
+JUDGED_AFTER = (11, 24)  # looks: the first updates are over, which are looked at in so many other ways
 SPACING = 1.3  # later looks: each so many times further into the run
 NEAR, DEEP = 200, 6000  # operations read below a loss, and once in a while below it and into the model
 LASTING = (
@@ -257,7 +258,7 @@ class LossInputs:
         watched.last, watched.written = {**facts, **lasting, **recent}, False
         if watched.looks <= 3 or watched.looks & (watched.looks - 1) == 0:
             self._write(source, index, watched)
-        if watched.looks in (8, 24):
+        if watched.looks in JUDGED_AFTER:
             self._judge_columns(source, index, watched)
 
     def _write(self, source: int, index: int, watched: Watched) -> None:
