@@ -126,6 +126,7 @@ class Samples:
         self._numbers: dict[int, int] = {}  # id of a pass -> its number on the tape
         self._done = False  # this step has its sample
         self._changes = 0
+        self._bytes: IdentityTable[int] = IdentityTable()  # of the parameters of a model
         if core.budget.share == 0.0:
             return  # no pass is kept, and nothing is tried
         for moment, notice, early in (
@@ -151,7 +152,7 @@ class Samples:
         entry = one.entry_module() if one.entry_module is not None else None
         if entry is None:
             return
-        if _parameter_bytes([root]) > MODEL_BYTES:
+        if self._bytes_of(root) > MODEL_BYTES:
             self._give_up(TOO_LARGE)  # before anything of the pass is kept
             return
         tape = self._tape = self._tape or Tape()  # held on to: a thread that joins in drops it
@@ -179,6 +180,12 @@ class Samples:
             self._give_up(f"outputs of more than {OUTPUT_BYTES >> 20} MB on a device are not kept")
             return
         tape.outputs_of(number, found)
+
+    def _bytes_of(self, root: nn.Module) -> int:
+        known = self._bytes.get(root)
+        if known is None:
+            known = self._bytes[root] = sum(p.numel() * p.element_size() for p in root.parameters())
+        return known
 
     def _skip(self) -> None:
         self._done = True
@@ -223,11 +230,10 @@ class Samples:
         if sample.bytes > SAMPLE_BYTES:
             raise Unknown(f"batches of more than {SAMPLE_BYTES >> 20} MB are not kept")
         roots = sample.roots()
-        own = {id(parameter) for root in roots for parameter in root.parameters()}
-        for entry in sample.tape.entries:
-            if entry is not None and entry.kind == "parameter" and id(entry.what()) not in own:
-                raise Unknown("the loss depends on tensors outside the model")
-        if _parameter_bytes(roots) > MODEL_BYTES:
+        held = [id(entry.what()) for entry in sample.tape.entries if entry is not None and entry.kind == "parameter"]
+        if held and not set(held) <= {id(parameter) for root in roots for parameter in root.parameters()}:
+            raise Unknown("the loss depends on tensors outside the model")
+        if sum(map(self._bytes_of, roots)) > MODEL_BYTES:
             raise Unknown(TOO_LARGE)
         needed = set(sample.tape.used_passes)
         kept: list[Any] = [one if number in needed else None for number, one in enumerate(sample.tape.passes)]
@@ -298,10 +304,6 @@ class Samples:
     def close(self) -> None:
         self.specimen = None
         self._drop_tape()
-
-
-def _parameter_bytes(roots: Iterable[nn.Module]) -> int:
-    return sum(p.numel() * p.element_size() for root in roots for p in root.parameters())
 
 
 def _rate(group: dict[str, Any]) -> float:
