@@ -78,8 +78,8 @@ def recording(share: float | None) -> Iterator[Recording]:
 
 
 def _arms(size: Size, results: Results, training: Training) -> None:
-    """Sessions of their own, in turn with bare steps. `full` are the first updates; evidence is gathered in one of those
-    that are timed."""
+    """Sessions of their own, in turn with bare steps. `full` are the first updates; in one of those that are timed
+    evidence is gathered."""
     runs: list[Path] = []
 
     def default() -> float:

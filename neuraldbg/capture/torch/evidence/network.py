@@ -59,7 +59,7 @@ class Network:
                 continue
             value = _value(visit)
             order += 1
-            if value is None or not measurable(value) or value.is_cuda or not 0 < value.numel() <= MOST_ELEMENTS:
+            if value is None or not measurable(value) or not value.is_cpu or not 0 < value.numel() <= MOST_ELEMENTS:
                 continue
             fed = graph.past_shapes(graph.operand(visit))
             fed_by = None if fed is None else fed.layer
