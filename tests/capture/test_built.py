@@ -41,7 +41,7 @@ def patches() -> Iterator[Patches]:
 
 def _watching(patches: Patches) -> BuiltModules:
     guard = Guard(strict=True, report=lambda _: None, undisturbed=undisturbed)
-    core: Any = SimpleNamespace(on=True, guard=guard)
+    core: Any = SimpleNamespace(on=True, closed=False, guard=guard)
     return BuiltModules(core, patches)
 
 

@@ -296,3 +296,39 @@ def test_a_set_that_comes_into_sight_late_is_found_though_batches_are_large(tmp_
             out.square().mean().backward()
             optimizer.step()
     assert ("late", 8192) in {(one.get("name"), one.get("rows")) for one in facts(tmp_path, "data_set")}
+
+
+def test_a_second_loss_of_another_kind_is_still_looked_at(tmp_path: Path) -> None:
+    with watching(tmp_path, budget=0.01) as capture:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        for _ in range(200):
+            optimizer.zero_grad()
+            out = model(torch.randn(16, 4))
+            labels = cross_entropy(out[:, :3], torch.randint(0, 3, (16,)))
+            (labels + mse_loss(out[:, 3], torch.ones(16))).backward()
+            optimizer.step()
+        calls = next(one for one in capture.watchers if hasattr(one, "sets")).losses
+        counted = [labels.calls for labels in calls._labels.values()]
+    with trace_of(tmp_path) as trace:
+        assert len(Evidence(trace).curve("target_peak").values) == 200
+    assert counted == [200]
+
+
+def test_places_in_a_smaller_set_are_forgotten_with_it(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    with watching(tmp_path, budget=0.01):
+        data, truth = torch.randn(400, 4), torch.randn(400, 1)
+        some = torch.randperm(400)[:100]
+        part, of_part, turned = data[some].clone(), truth[some].clone(), truth.flip(0).clone()
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        for step in range(140):
+            rows = some[torch.randint(0, 100, (8,))] if step < 31 or step % 2 else torch.randint(0, 400, (8,))
+            x, y = data[rows], truth[rows]
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+    assert [one["aligned"] for one in facts(tmp_path, "data_set") if one["aligned"] is False] == []
+    assert len(part) == len(of_part) == 100
+    assert len(turned) == 400

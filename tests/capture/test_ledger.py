@@ -132,3 +132,17 @@ def test_accumulation_is_what_most_updates_had(tmp_path: Path) -> None:
     (fact,) = facts(tmp_path, "accumulation")
     assert fact["backwards_per_update"] == 4
     assert fact["updates_by_backwards"] == {"4": 3, "1": 1}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_reentrant_checkpointing_hides_is_said_once(tmp_path: Path, reentrant: bool) -> None:
+    with watching(tmp_path):
+        model = nn.ModuleList([nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 1)])
+        whole = nn.Sequential(*model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            whole[2](checkpoint(whole[1], whole[0](torch.randn(8, 4)), use_reentrant=reentrant)).sum().backward()
+            optimizer.step()
+    said = [one["text"] for one in facts(tmp_path, "note") if "use_reentrant=True" in one["text"]]
+    assert len(said) == int(reentrant)

@@ -74,3 +74,46 @@ def test_a_group_that_is_added_is_looked_at_too() -> None:
     probes.of(optimizer)
     optimizer.add_param_group({"params": [added]})
     assert any(one is added for one in probes.of(optimizer))
+
+
+def test_a_generator_that_nothing_reaches_is_found_beside_a_network_that_learns(tmp_path: Path) -> None:
+    with watching(tmp_path):
+        made, judge = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Sequential(nn.Linear(4, 1))
+        own = torch.optim.SGD(made.parameters(), lr=0.01)
+        other = torch.optim.SGD(judge.parameters(), lr=0.01)
+        for _ in range(40):
+            other.zero_grad()
+            with torch.no_grad():
+                fake = made(torch.randn(8, 4))
+            ((judge(torch.randn(8, 4)) - 1).pow(2).mean() + judge(fake).pow(2).mean()).backward()
+            other.step()
+            own.zero_grad()
+            (judge(made(torch.randn(8, 4)).detach()) - 1).pow(2).mean().backward()
+            own.step()
+    assert facts(tmp_path, "unreached")
+
+
+def test_a_column_that_gives_the_target_away_is_found_in_small_batches(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    with watching(tmp_path, budget=0.01):
+        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(120):
+            x = torch.randn(8, 6)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), x[:, 3:4] * 2 + 1).backward()
+            optimizer.step()
+    assert {one["column"] for one in facts(tmp_path, "leak")} == {3}
+
+
+def test_an_optimizer_that_is_given_other_parameters_is_probed_at_those() -> None:
+    one, other = (
+        nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)]),
+        nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)]),
+    )
+    optimizer, probes = torch.optim.SGD(one.parameters(), lr=0.1), Probes()
+    before = probes.of(optimizer)
+    optimizer.param_groups[0]["params"] = list(other.parameters())
+    mine = {id(parameter) for parameter in other.parameters()}
+    assert len(before) == 4
+    assert all(id(parameter) in mine for parameter in probes.of(optimizer))

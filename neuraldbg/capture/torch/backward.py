@@ -26,6 +26,10 @@ _NOW_AND_THEN = 16
 SPIKE = 3.0  # times the usual loss
 _SMOOTH = 0.3
 OVERDUE = 2  # backwards more than there were before any update: one is late
+INSIDE = (
+    "a backward runs inside of another (checkpointing with use_reentrant=True): gradients and backward times of the "
+    "layers inside are not seen, and their time counts for the layer before; with use_reentrant=False they are"
+)
 _PROBED = 8  # parameters whose old gradient is looked at when a backward begins
 
 
@@ -47,6 +51,8 @@ class BackwardWatch:
         self._known: dict[int, tuple[Any, ...]] = {}
         self._entered = core.guard.shield("backward")(self._enter)
         self._left = core.guard.shield("backward")(self._leave)
+        self._noted_inside = core.guard.shield("backwards inside of another")(self._note_inside)
+        self._inside_said = False
 
     # -- the patched functions --------------------------------------------------------------------------------------
 
@@ -54,8 +60,11 @@ class BackwardWatch:
         @wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             core = self.core
-            if cannot_look() or not core.on or (core.any_backward and core.recomputing()):
-                return original(tensors, *args, **kwargs)  # reentrant checkpointing calls us inside a backward
+            if cannot_look() or not core.on:
+                return original(tensors, *args, **kwargs)
+            if core.any_backward and core.recomputing():
+                self._noted_inside()
+                return original(tensors, *args, **kwargs)
             began = self._entered(tensors, now_ns())
             core.here.local.in_backward += 1
             core.any_backward += 1
@@ -75,6 +84,13 @@ class BackwardWatch:
             return result
 
         return backward
+
+    def _note_inside(self) -> None:
+        """A backward inside of a backward: checkpointing of the reentrant kind repeats a forward there, and carries the
+        gradients on by itself."""
+        if not self._inside_said:
+            self._inside_said = True
+            self.core.recorder.note("info", INSIDE)
 
     def overdue(self) -> bool:
         """Whether an update is."""

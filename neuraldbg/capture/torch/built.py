@@ -19,7 +19,8 @@ _COPIED_BY = ("__setstate__", "__deepcopy__", "__copy__", "__reduce__", "__reduc
 
 
 class BuiltModules:
-    """Those with parameters or children. Who watches from the import of torch on has seen every one of them."""
+    """Those with parameters or children. Who watches from the import of torch on has seen every one of them, but for
+    those whose `__dict__` was filled from outside of their class."""
 
     def __init__(self, core: Core, patches: Patches) -> None:
         self.core = core
@@ -40,7 +41,7 @@ class BuiltModules:
 
     def _registered(self, parent: nn.Module, *_: Any) -> None:
         """Returns nothing: what a registration hook returns is registered instead."""
-        if not cannot_look() and self.core.on:
+        if not self.core.closed and not cannot_look():
             self._met(parent)
 
     def _restoring(self, original: Any) -> Any:

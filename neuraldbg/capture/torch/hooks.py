@@ -89,8 +89,9 @@ class PassWatch:
             local.pass_depth = len(stack)
             if own is not None and own is not self.ignored:
                 self._who_looks(own, module)
-                began, own.start_ns = own.start_ns, now_ns()
-                own.own_before = core.own_ns = core.own_ns + own.start_ns - began
+                before, began = own.start_ns, now_ns()
+                own.start_ns, own.own_before = began, core.own_ns + began - before
+                core.own_ns = own.own_before
         else:
             own = local.own_pass
         mark = None
@@ -98,7 +99,10 @@ class PassWatch:
             layer = core.tree.layers.get(module) if core.statistics else None
             timed = core.timing and (layer is None or layer.leaf)  # in a container, layers are measured in between
             mark = core.device.mark() if timed else core.device.ticks or None
-        stack.append((module, now_ns(), core.own_ns, mark))
+        now = now_ns()
+        if mark is not None:
+            core.own_ns += now - began
+        stack.append((module, now, core.own_ns, mark))
 
     def post_hook(self, module: nn.Module, args: Any, *rest: Any) -> None:
         """`rest` is (kwargs, output), or (output,) when the forward raised and torch calls us for good measure."""

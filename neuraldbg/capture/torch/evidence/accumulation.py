@@ -11,7 +11,6 @@ from neuraldbg.capture.torch.probes.graph_nodes import Unknown, bare_name, saved
 
 MOST_WINDOWS = 12  # that are written down
 MOST_BACKWARDS = 64  # of one window
-RESTS_AFTER = 4  # updates of one backward each: a second one wakes it
 _REDUCTIONS = ("none", "mean", "sum")
 _LOSSES = {"NllLoss", "NllLoss2D", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy",
            "BinaryCrossEntropyWithLogits", "KlDiv"}  # fmt: skip
@@ -22,21 +21,17 @@ class AccumulationWindows:
         self.core: Core = capture.core
         self._window: list[dict[str, Any]] = []
         self._written = 0
-        self._backwards = 0  # since the last update
-        self._single = 0  # updates in a row that had one
         self.core.take_part("backward_begun", "accumulation windows", self._begun, rarely=True)
         self.core.take_part("update_done", "accumulation windows", self._updated, rarely=True)
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
         if not self.core.looking or self._written >= MOST_WINDOWS or loss is None or loss.grad_fn is None:
             return
-        self._backwards += 1
-        if len(self._window) < MOST_BACKWARDS and self._single < RESTS_AFTER:
+        if len(self._window) < MOST_BACKWARDS:
             self._window.append({"source": source, **_factors(loss.grad_fn)})
 
     def _updated(self, *_: Any) -> None:
         window, self._window = self._window, []
-        self._single, self._backwards = self._single + 1 if self._backwards < 2 else 0, 0
         if len(window) > 1 and self._written < MOST_WINDOWS:
             self._written += 1
             names = ("source", "factor", "kind", "reduction", "valid")

@@ -225,6 +225,7 @@ class DataSets:
         foreign = [keys for keys, kept in waiting if not self._follow(found, keys, step, kept=kept)]
         if foreign and self._again and tensor is not None:
             self._again -= 1
+            self._places = None  # they were places in the set known so far
             self._settle()
             known = np.fromiter(self.trained, np.uint64)[:KNOWN_ROWS]
             self._search(as_array(tensor), np.concatenate([waiting[-1][0], *foreign, known]))

@@ -79,6 +79,7 @@ class GraphCuts:
         self._own: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()  # layer -> trainable parameters
         self._reached: IdentityTable[bool] = IdentityTable()
         self._settled: IdentityTable[bool] = IdentityTable()  # layer -> has parameters, all of which were reached
+        self._wary = False  # something was lost beside layers that were left out: all are looked at from then on
         self._first: IdentityTable[Tensor] = IdentityTable()
         self._written: set[Any] = set()
         self._unreached: IdentityTable[bool] = IdentityTable()
@@ -189,7 +190,7 @@ class GraphCuts:
             self._settle(window)
             return
         if window.settled:
-            self._settled = IdentityTable()  # where it is cut only all of them together can tell: in the next step
+            self._wary, self._settled = True, IdentityTable()  # where it is cut only all of them can tell: next time
             return
         for ran in lost:
             self._mark(ran)
@@ -206,6 +207,8 @@ class GraphCuts:
 
     def _settle(self, window: Window) -> None:
         """Layers that a gradient has reached can never be lost, and where none is lost nobody asks about the others."""
+        if self._wary:
+            return
         for layer in {id(ran.layer): ran.layer for ran in window.ran}.values():
             own = [ref() for ref in self._own[layer]]
             if all(parameter in self._reached for parameter in own):

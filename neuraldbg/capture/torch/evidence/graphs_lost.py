@@ -106,7 +106,8 @@ class LostGradients:
             one.source, one.norms, one.version = self._source, now or (), _version(optimizer)
 
     def _update(self, optimizer: Optimizer, known: Any) -> None:
-        self._single, self._backwards = self._single + 1 if self._backwards < 2 else 0, 0
+        if self._backwards:  # else this is the next optimizer of the same backward
+            self._single, self._backwards = self._single + 1 if self._backwards < 2 else 0, 0
         one = self._waiting.get(optimizer)
         if one is not None and self.core.looking:
             one.updates += 1

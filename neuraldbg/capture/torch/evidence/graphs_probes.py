@@ -19,18 +19,20 @@ class Probes:
     ask every parameter, at several moments of a step."""
 
     def __init__(self) -> None:
-        self._chosen: IdentityTable[tuple[int, list[weakref.ref[Tensor]]]] = IdentityTable()
+        self._chosen: IdentityTable[tuple[tuple[int, ...], list[weakref.ref[Tensor]]]] = IdentityTable()
 
     def of(self, optimizer: Optimizer) -> list[Tensor]:
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        groups = [group["params"] for group in optimizer.param_groups]
+        ends = [id(one) for group in groups if group for one in (group[0], group[-1])]
+        mark = (sum(map(len, groups)), *ends)
         known = self._chosen.get(optimizer)
-        if known is not None and known[0] == count:
+        if known is not None and known[0] == mark:
             found = [one for ref in known[1] if (one := ref()) is not None and one.requires_grad]
             if len(found) == len(known[1]):
                 return found
         chosen = spread([p for p in owned(optimizer) if p.requires_grad and p.numel() <= _LARGEST])
         if len(chosen) == _PROBED:  # of fewer a frozen one may be missing
-            self._chosen[optimizer] = (count, [weakref.ref(one) for one in chosen])
+            self._chosen[optimizer] = (mark, [weakref.ref(one) for one in chosen])
         return chosen
 
 

@@ -12,6 +12,7 @@ from neuraldbg.capture.torch.evidence.attention import Attention, attentions_of,
 from neuraldbg.capture.torch.evidence.broadcasts import broadcast_of
 from neuraldbg.capture.torch.evidence.graph_walk import Walk, walk
 from neuraldbg.capture.torch.evidence.host_copies import Array, HostCopies
+from neuraldbg.capture.torch.evidence.leaks import ENOUGH_ROWS
 from neuraldbg.capture.torch.evidence.loss_lines import Line, Watched, next_look
 from neuraldbg.capture.torch.evidence.loss_structure import (
     alike,
@@ -55,6 +56,7 @@ from neuraldbg.capture.torch.tree import Layer
 
 LINES = 16  # lines of the script that call backward and are looked at
 FIRST_LOOKS = 8  # on steps that are measured in full anyway: as many as are judged together
+MOST_FIRST_LOOKS = 24  # where batches are so small that columns of inputs could not be judged by fewer
 JUDGED_AFTER = (11, 24)  # looks: the first updates are over, which are looked at in so many other ways
 SPACING = 1.3  # later looks: each so many times further into the run
 NEAR, DEEP = 200, 6000  # operations read below a loss, and once in a while below it and into the model
@@ -134,7 +136,7 @@ class LossInputs:
             if len(self._lines) >= LINES:
                 return
             line = self._lines[source] = Line()
-        if not (core.looking and line.looks < FIRST_LOOKS) and core.backwards < line.next_look:
+        if not (core.looking and line.looks < _wanted(line)) and core.backwards < line.next_look:
             self._wake()
             return
         if core.packed and not core.looking:
@@ -379,3 +381,9 @@ def _of_sequence(arrays: dict[str, Array], target: Array, scores: Array | None, 
 def _changed(known: Values, facts: Values) -> bool:
     numbers = ("seen_share", "future_share", "real_seen", "pad_seen")
     return any(abs((known.get(name) or 0.0) - (facts.get(name) or 0.0)) > 0.25 for name in numbers)
+
+
+def _wanted(line: Line) -> int:
+    """Looks at first."""
+    rows = [one.columns.rows for one in line.terms.values() if one.columns.rows]
+    return MOST_FIRST_LOOKS if rows and min(rows) < ENOUGH_ROWS else FIRST_LOOKS
