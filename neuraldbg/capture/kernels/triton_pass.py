@@ -220,8 +220,7 @@ def measure_pass(
     ACC: tl.constexpr = tl.float64 if KIND == F64 or KIND >= I16 else tl.float32
     address, before, count, piece = _which(address, count, table, TENSORS, MOVED)
     size = count * WIDTH
-    whole = size // 8
-    start = piece * words_of_piece
+    start, whole = piece * words_of_piece, size // 8
     end = tl.minimum(start + words_of_piece, (size + 7) // 8)
     safe = tl.minimum(end, whole)
     words = tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
@@ -240,13 +239,11 @@ def measure_pass(
         sums, squares, low, high, zeros = _sum_rest(
             sums, squares, low, high, zeros, word, old, index, end, count, shift, KIND, K, MOVED
         )
-    at = base + tl.program_id(0)
+    at, finite = base + tl.program_id(0), (tl.minimum(end * K, count) - start * K).to(tl.float64)
     if HASH:
         _store_hash(hashes + at * 2, products, plain, word.to(tl.uint64), index, end)
     total, square, lowest, highest, zero = _reduced(sums, squares, low, high, zeros)
-    finite = (tl.minimum(end * K, count) - start * K).to(tl.float64)
-    mean = shift.to(tl.float64) + total / finite
-    spread = tl.maximum(square - total * total / finite, 0.0)
+    mean, spread = shift.to(tl.float64) + total / finite, tl.maximum(square - total * total / finite, 0.0)
     _store(partials + at * 8, finite, mean, spread, lowest, highest, zero, finite * 0.0, finite * 0.0)
     top = tl.maximum(tl.abs(lowest), tl.abs(highest))
     if (square >= float("inf")) | (square != square) | ((top > 0.0) & (top <= _SMALL)):
