@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PIECE: Final = 512  # values in a row that are looked at
 PIECES: Final = 8  # of them, spread over a tensor that is larger than all
-LEAST_GAP: Final = 16  # steps between two of a tensor
+LEAST_GAP: Final = 8  # steps between two of a tensor
 GROWTH: Final = 16  # the gap is this part of the steps done
 Counted = tuple[int, int, int, int, bytes]  # values, looked at, zeros, NaN or Inf, octaves
 
