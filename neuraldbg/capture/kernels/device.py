@@ -171,7 +171,7 @@ class DevicePass:
                 self._plans[key] = plan
         except RuntimeError:  # some have no address, or there is no room for a table
             return None
-        return self._plans[key]
+        return self._plans.get(key)  # another thread's may have taken its place
 
     def _planned(self, tensors: Sequence[Tensor], less: Sequence[Tensor]) -> Plan | None:
         everything = (*tensors, *less)

@@ -96,7 +96,7 @@ class LossCalls:
             if core.heard is not core.moments and torch.is_grad_enabled():
                 if self._calls >= CLOSELY:
                     return result  # of a training that has been followed for long, now and then
-                if self._spared and self._only is not None and self._only.kind == kind:
+                if self._spared and core.on and self._only is not None and self._only.kind == kind:
                     self._spared -= 1
                     self._calls += 1
                     self._only.calls += 1
