@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import multiprocessing
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from neuraldbg.capture.torch.pieces import copied, rooms_for
+from neuraldbg.capture.torch.pieces import LARGE_PAGE, copied, memory_of, rooms_for
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
 
@@ -35,6 +38,24 @@ def test_copies_are_what_clones_are(values: list[Tensor]) -> None:
         assert torch.equal(copy, like)
         copy.zero_()  # and no other one with it
     assert all(not copy.any() for copy in made)
+
+
+def test_large_memory_begins_at_a_large_page_and_is_ones_own() -> None:
+    first, second = memory_of(LARGE_PAGE + 5), memory_of(LARGE_PAGE)
+    assert (first.numel(), second.numel()) == (LARGE_PAGE + 5, LARGE_PAGE)
+    first.fill_(1)
+    second.fill_(2)
+    assert (first.unique().item(), second.unique().item()) == (1, 2)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        assert first.data_ptr() % LARGE_PAGE == 0
+
+
+def test_a_child_that_writes_to_large_memory_does_not_write_to_its_parents() -> None:
+    memory = memory_of(LARGE_PAGE).fill_(1)
+    child = multiprocessing.get_context("fork").Process(target=memory.fill_, args=(2,))
+    child.start()
+    child.join()
+    assert memory.unique().item() == 1
 
 
 def test_none_lies_in_anothers_place() -> None:

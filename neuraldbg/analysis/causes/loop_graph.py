@@ -33,7 +33,8 @@ def _loss_cuts(evidence: Evidence) -> list[Fact]:
     """Backwards from a loss without a graph, where that is the rule and not an empty batch now and then."""
     cuts = [fact for fact in evidence.facts("loss_cut") if fact["passes"] and fact["trainable_layers_ran"]]
     stopped = _NO_GRAPH in error_of(evidence)
-    usual = 2 * len(cuts) >= min(max(evidence.backwards, 1), 16)
+    looked = max((fact.get("looked", min(evidence.backwards, 16)) for fact in cuts), default=0)
+    usual = 2 * len(cuts) >= looked
     return cuts if cuts and (stopped or (usual and len(cuts) >= FEWEST)) else []
 
 

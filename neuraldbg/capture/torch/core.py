@@ -29,9 +29,7 @@ from neuraldbg.records import Kind
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 EARLY_STEPS = 64  # under a budget: so long those are told of every one who later need it rarely
 RARELY = 17  # steps: one of so many is told to those who look rarely. No multiple of a GAN's updates in a round
-LONG_STEP_NS = 100_000_000  # of such ones fewer are looked at closely: the first would else take some percent longer
-LONG_ON_DEVICE_NS = 20_000_000  # the same on a device, which waits for the host where looks keep that busy
-LONG_LOOKED = (1, 2, 4, 16)  # of the first ones of a training, which count from 0
+LOOKED_ROUNDS = (0, 1, 2, 4, 16)  # of a training's first, in which evidence is gathered: a look takes as long as a step
 FIRST_TIMED = 3  # updates
 TIMED = 4  # where every step is measured, layers on a device are timed in one of so many: a mark holds it up for 2 us
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
@@ -138,6 +136,7 @@ class Core:
     look_at: float = math.inf  # backward at whose beginning all are told, since somebody's look is due
     timing: bool = True  # whether layers on a device are timed in the current step
     bypassed: bool = False  # some modules are called by .forward(), and watched by their class
+    optimizers: Callable[[], int] = lambda: 1  # that take turns, as those of a GAN do: so many updates are a round
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -226,11 +225,8 @@ class Core:
 
     def _evidence_is_due(self, step: int) -> bool:
         gap = min(SELDOM, 1 << (step // 8).bit_length()) | 1  # 1 up to step 7, 3 up to 15, 5, ... 65 from 256 on
-        budget = self.budget
-        if budget.starting:
-            from_ns = LONG_ON_DEVICE_NS if self.device.used else LONG_STEP_NS
-            long = budget.steps > 2 and (budget.bare_ns or 0.0) >= from_ns  # the first ones warm up
-            return not long or budget.since_start in LONG_LOOKED
+        if self.budget.starting:
+            return self.budget.since_start // self.optimizers() in LOOKED_ROUNDS
         return step - self._looked_at >= gap
 
     def wants(self, kind: Kind) -> bool:

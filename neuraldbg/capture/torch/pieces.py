@@ -3,12 +3,16 @@ and leave gaps behind that an allocator does not give back."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 ALIGNED = 64
+LARGE_PAGE = 2 * 2**20
+_LARGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 
 
 def plain(value: Tensor) -> bool:
@@ -18,6 +22,18 @@ def plain(value: Tensor) -> bool:
 
 def room_for(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
+
+
+def memory_of(size: int) -> Tensor:
+    """So many bytes, in large pages where the system has them: of small ones each is asked for when it is first written
+    to, which takes three times as long as the copy (2 to 4 us for 4 kB on the virtual machine where it was timed)."""
+    if _LARGE_PAGES is None or size < LARGE_PAGE:
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    mapped = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without them
+        mapped.madvise(_LARGE_PAGES)
+    whole = torch.frombuffer(mapped, dtype=torch.uint8)
+    return whole.narrow(0, -whole.data_ptr() % LARGE_PAGE, size)
 
 
 class Memory:
@@ -31,7 +47,7 @@ class Memory:
     def like(self, value: Tensor) -> Tensor:
         """Room for a copy, laid out as `torch.empty_like` does."""
         if self._memory is None:
-            self._memory = torch.empty(self._size, dtype=torch.uint8, device="cpu")
+            self._memory = memory_of(self._size)
         dense = torch.empty_like(value, device="meta")  # its strides
         piece = self._memory.narrow(0, self.at, value.nbytes)
         self.at += room_for(value.nbytes)

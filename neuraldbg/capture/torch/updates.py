@@ -57,6 +57,7 @@ class UpdateWatch:
         self._ended = core.guard.shield("updates", kind)(self._after)
         shield = core.guard.shield("optimizers")
         self._introduced, self._introduced_named = shield(self._introduce_all), shield(self._introduce_named)
+        core.optimizers = lambda: max(len(self.optimizers) + len(self.unnamed), 1)
         self.by_hand = ByHand(core, self)
         self._attends = False
         self.attend()

@@ -227,7 +227,9 @@ def _counts_of(target: Tensor) -> list[list[int]] | None:
     plain = type(target) is Tensor and target.layout == torch.strided and not target.is_complex()
     if plain and target.numel() <= FEW and measurable(target):
         found = Counter(target.tolist() if target.dim() == 1 else target.flatten().tolist())
-        if len(found) > MOST_LABELS or not all(type(one) is int or float(one).is_integer() for one in found):
+        if len(found) > MOST_LABELS:
+            return None
+        if set(map(type, found)) != {int} and not all(float(one).is_integer() for one in found):
             return None
         return [[int(label), found[label]] for label in sorted(found)]
     array = as_array(target)

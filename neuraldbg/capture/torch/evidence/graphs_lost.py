@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FOLLOWED = 8  # optimizers
 NODES = 2_000  # of a graph that are looked at
-WRITTEN_AT = (4, 12, 40)
+WRITTEN_AT = (4, 5, 12, 40)
 RESTS_AFTER = 4  # updates of one backward each
 _ROOT = "neuraldbg_root"
 Norms = tuple[float, ...]

@@ -164,7 +164,9 @@ class Births:
             first = made.parameters[0]() if made.parameters else None
             made.versions = [] if first is None else [first._version]
         else:
-            made.versions = [_version(ref()) for ref in made.parameters]
+            made.versions = [  # as `_version`, without a frame
+                -1 if (p := ref()) is None or p.is_inference() else p._version for ref in made.parameters
+            ]
         if made.updates == 1:
             self._introduce("optimizer_made", known.site, made.stack)
 

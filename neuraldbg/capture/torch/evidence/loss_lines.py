@@ -36,4 +36,4 @@ class Watched:
 def next_look(lines: Iterable[Line], backwards: int) -> float:
     """The backward at which the next one is due. A line that does not come then is waited for no longer than a while:
     it may be over."""
-    return min((line.next_look for line in lines if line.next_look + WAITED_FOR > backwards), default=math.inf)
+    return min([line.next_look for line in lines if line.next_look + WAITED_FOR > backwards], default=math.inf)

@@ -21,6 +21,8 @@ _TOLD: Final = {  # key -> what it is called
     "device": "the GPU",
 }
 
+_INSTALLED = f"{os.sep}site-packages{os.sep}"
+
 
 def environment(folder: Path) -> dict[str, Any]:
     import torch
@@ -47,9 +49,12 @@ def user_files(folder: Path) -> dict[str, str]:
     beside = os.path.dirname(os.path.realpath(main)) + os.sep if isinstance(main, str) else root
     found: dict[str, str] = {}
     real: dict[str, str] = {}  # folders, which a few thousand modules share
+    theirs = os.path.dirname(os.__file__) + os.sep  # Python's own: to ask the system about each takes 40 ms
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or len(found) >= MOST_FILES or not file.endswith(".py"):
+            continue
+        if _INSTALLED in file or file.startswith(theirs):
             continue
         above, name = os.path.split(file)
         if above not in real:
@@ -57,7 +62,7 @@ def user_files(folder: Path) -> dict[str, str]:
         path = os.path.join(real[above], name)
         if os.path.islink(path):
             path = os.path.realpath(path)
-        if path.startswith((root, beside)) and f"{os.sep}site-packages{os.sep}" not in path:
+        if path.startswith((root, beside)) and _INSTALLED not in path:
             digest = hash_of(path)
             if digest is not None:
                 found[path.removeprefix(root)] = digest

@@ -19,6 +19,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.passes import Pass, PassRecord, casting, few_items, tensors
 from neuraldbg.capture.torch.patches import Patches
+from neuraldbg.capture.torch.pieces import copied
 from neuraldbg.capture.torch.recording.changes import clipped, listed, unscaled, zeroed
 from neuraldbg.capture.torch.recording.ferry import room_for
 from neuraldbg.capture.torch.recording.hashing import Digest, Hasher
@@ -27,7 +28,6 @@ from neuraldbg.capture.torch.recording.names import has_a_shape
 from neuraldbg.capture.torch.recording.outside import reaches_leaves
 from neuraldbg.capture.torch.recording.pacing import Pace
 from neuraldbg.capture.torch.recording.proving import Proofs
-from neuraldbg.capture.torch.recording.structure import Around
 from neuraldbg.capture.torch.recording.tape import (
     Keeper,
     State,
@@ -39,6 +39,7 @@ from neuraldbg.capture.torch.recording.tape import (
     scaling_of,
     size_of,
 )
+from neuraldbg.capture.torch.structure import Around
 from neuraldbg.capture.torch.sweep import owned
 
 LATELY = 4
@@ -139,11 +140,11 @@ class Recording:
         if self.core.here.local.in_step is not None:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
         given = (args, kwargs) if refused is None else ((), {})
-        training, trainable, buffers = self._around.look(root)
+        training, trainable, buffers = one.around or self._around.look(root)
         if one.record is None or refused is not None:
             record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
-        else:  # the batch and the random states were copied a moment ago
-            record = replace(one.record, backwards_before=0, buffers=buffers, training=training)
+        else:  # all of it was copied a moment ago
+            record = replace(one.record, backwards_before=0)
         taped = TapedPass(one.step, weakref.ref(root), weakref.ref(entry), record, refused=refused)
         taped.path, taped.site, taped.trainable = one.entry.path, one.model.site, trainable
         taped.bytes = record_bytes(record)
@@ -286,7 +287,7 @@ class Recording:
             at = (self._turn + number) % len(held)
             gradient = held[at].grad
             if gradient is not None:
-                found[at] = self._hasher.of(gradient)
+                found[at] = self._hasher.of_one(gradient)
                 read += size_of([gradient])
                 launched += gradient.is_cuda
             if read > HASHED_BYTES or launched >= HASHED_ON_DEVICE:
@@ -333,7 +334,8 @@ class Recording:
             return
         self._since_state = 0
         step = self.core.recorder.step
-        values = [(weakref.ref(p), p.detach().clone()) for p in parameters.values()]
+        copies = copied([p.detach() for p in parameters.values()])
+        values = list(zip(map(weakref.ref, parameters.values()), copies, strict=True))
         gradients = [(weakref.ref(p), None if p.grad is None else p.grad.clone()) for p in parameters.values()]
         optimizers = [(weakref.ref(one), state_of(one)) for one in self.optimizers]
         state = State(step, values, gradients, optimizers)
