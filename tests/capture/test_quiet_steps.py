@@ -138,9 +138,13 @@ def test_a_line_of_backward_that_never_comes_again_costs_the_others_nothing(tmp_
     assert told <= 600 // RARELY + 60
 
 
-def test_evidence_is_gathered_in_five_of_the_first_updates(tmp_path: Path) -> None:
-    """All of the first ones are measured; evidence of each would take as long as the training itself where steps are
-    short, and some percent of a large model's first minute. A second training begins as the first did."""
+@pytest.mark.parametrize("long_ns", [0, 10**18])
+def test_of_long_steps_fewer_are_looked_at_closely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_ns: int
+) -> None:
+    """All of the first ones are measured; evidence of them all would take some percent of a large model's first
+    minute. A second training begins as the first did."""
+    monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", long_ns)
     looked, measured = [], []
     with watching(tmp_path, budget=QUIET) as capture:
 
@@ -153,12 +157,16 @@ def test_evidence_is_gathered_in_five_of_the_first_updates(tmp_path: Path) -> No
     begun = [index + 1 for index, yes in enumerate(looked) if yes]
     assert all(measured[:19])
     assert not any(measured[19:23])
-    assert [at for at in begun if at < 24] == [1, 2, 4, 16]  # and 0
-    assert len([at for at in begun if at > 24]) >= 2
+    first = [at for at in begun if at < 24]
+    assert first == ([1, 2, 4, 16] if long_ns == 0 else list(range(1, 20)))
+    assert len([at for at in begun if at > 24]) >= (2 if long_ns == 0 else 4)
 
 
-def test_optimizers_that_take_turns_are_looked_at_in_the_same_rounds(tmp_path: Path) -> None:
+def test_optimizers_that_take_turns_are_looked_at_in_the_same_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every second update would else be looked at, and always that of one network."""
+    monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", 0)
     first, second = net(), net()
     optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (first, second)]
     looked = []
@@ -231,7 +239,10 @@ def test_a_look_that_nobody_takes_does_not_keep_everybody_awake(tmp_path: Path) 
         assert capture.core.look_at == math.inf
 
 
-def test_units_that_began_equal_are_looked_at_again(tmp_path: Path) -> None:
+def test_units_that_began_equal_are_looked_at_again_also_in_long_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", 0)
     model = net()
     nn.init.constant_(model[0].weight, 0.5)
     with watching(tmp_path, budget=QUIET):

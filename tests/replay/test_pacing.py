@@ -54,11 +54,11 @@ def test_what_costs_less_than_the_share_is_recorded_nearly_always() -> None:
 
 
 class Often(Pace):
-    """Awake for eight updates, then when it is asked, but only every second time."""
+    """Awake for eight updates, then when it is asked for the second time."""
 
     def __init__(self) -> None:
         super().__init__(1.0, lambda: 0.0)
-        self.asked = 1
+        self.asked = 0
 
     def due(self) -> bool:
         self.asked += 1

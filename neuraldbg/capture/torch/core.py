@@ -29,7 +29,8 @@ from neuraldbg.records import Kind
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 EARLY_STEPS = 64  # under a budget: so long those are told of every one who later need it rarely
 RARELY = 17  # steps: one of so many is told to those who look rarely. No multiple of a GAN's updates in a round
-LOOKED_ROUNDS = (0, 1, 2, 4, 16)  # of a training's first, in which evidence is gathered: a look takes as long as a step
+LONG_STEP_NS = 5_000_000  # of the first ones of a training some are looked at closely: a look takes as long as this
+LONG_LOOKED = (0, 1, 2, 4, 16)  # rounds
 FIRST_TIMED = 3  # updates
 TIMED = 4  # where every step is measured, layers on a device are timed in one of so many: a mark holds it up for 2 us
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
@@ -225,8 +226,10 @@ class Core:
 
     def _evidence_is_due(self, step: int) -> bool:
         gap = min(SELDOM, 1 << (step // 8).bit_length()) | 1  # 1 up to step 7, 3 up to 15, 5, ... 65 from 256 on
-        if self.budget.starting:
-            return self.budget.since_start // self.optimizers() in LOOKED_ROUNDS
+        budget = self.budget
+        if budget.starting:
+            long = budget.steps > 2 and (budget.bare_ns or 0.0) >= LONG_STEP_NS  # the first ones warm up
+            return not long or budget.since_start // self.optimizers() in LONG_LOOKED
         return step - self._looked_at >= gap
 
     def wants(self, kind: Kind) -> bool:

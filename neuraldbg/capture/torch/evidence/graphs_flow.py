@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
 
 FOLLOWED = 16  # optimizers
-_WRITTEN_AT = (3, 4, 5, 6, 8, 12, 20)  # the optimizer may be gone at the end
+_WRITTEN_AT = (3, 4, 6, 12, 20)  # the optimizer may be gone at the end
 _NEVER_STEPPED_AT = (10, 50, 250)
 MOST_WAITING = 512  # moments whose numbers are on their way from a device
 _HEAD = 64  # elements of a parameter by which it is seen to move
