@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from programs import IN_FULL, Results, Size, Training, equal, interval, name_of, rows_of, steps, wait, watched
 from torch import Tensor
-from turns import GROUPS, in_turns
+from turns import GROUPS, STRETCH, bare_ms, in_turns
 
 from neuraldbg.capture.torch.recording.disk import record_to_disk
 from neuraldbg.capture.torch.recording.taking import Recording
@@ -56,7 +56,7 @@ def recorded(size: Size, results: Results) -> None:
     def arm(share: float | None) -> float:
         with recording(share) as kept:
             training.run(steps(size, IN_FULL))
-            took = training.timed(steps(size, 20))
+            took = training.timed(steps(size, STRETCH))
             results.add(f"recording of share {share}", str(kept.tape.failed or "goes on"))
         return took
 
@@ -64,7 +64,7 @@ def recorded(size: Size, results: Results) -> None:
         "default, recording within the budget": partial(arm, RECORD_SHARE),
         "recording every step": partial(arm, None),
     }
-    in_turns(size, results, training, arms, steps(size, 10))
+    in_turns(size, results, training, arms)
 
 
 @contextmanager
@@ -85,35 +85,36 @@ def _arms(size: Size, results: Results, training: Training) -> None:
     def default() -> float:
         with watched(0.01) as (capture, _):
             training.run(steps(size, IN_FULL))
-            took = training.timed(steps(size, 20))
+            took = training.timed(steps(size, STRETCH))
             results.add("default overhead as told", capture.overhead())
         return took
 
     def full() -> float:
+        training.run(steps(size, IN_FULL - 3))
         with watched(None) as (_, run):
             training.run(3)
             runs[:] = [run]
-            return training.timed(steps(size, 12))
+            return training.timed(steps(size, STRETCH))
 
-    in_turns(size, results, training, {"default": default, "full, first updates": full}, steps(size, 10))
+    in_turns(size, results, training, {"default": default, "full, first updates": full})
     results.add("rows of one full step", rows_of(runs[0]))
 
 
 def _later(size: Size, results: Results, training: Training) -> None:
     """One session, past its first updates; bare steps before and after it, steps with inert hooks in between."""
-    before = training.timed(steps(size, 10))
+    before = bare_ms(size, training)
     full, inert, own = [], [], []
     with watched(None) as (capture, run):
         training.run(steps(size, LATER))
         wait(size)
         for _ in range(GROUPS):
             spent = capture.core.budget.own_ns
-            full.append(training.timed(steps(size, 16)))
-            own.append((capture.core.budget.own_ns - spent) / steps(size, 16) / 1e6)
+            full.append(training.timed(steps(size, STRETCH)))
+            own.append((capture.core.budget.own_ns - spent) / steps(size, STRETCH) / 1e6)
             capture.core.on = False
-            inert.append(training.timed(steps(size, 10)))
+            inert.append(training.timed(steps(size, STRETCH)))
             capture.core.on = True
-    bare = (before + training.timed(steps(size, 10))) / 2
+    bare = (before + bare_ms(size, training)) / 2
     results.add("full, later / bare", interval([one / bare for one in full]))
     results.add("inert hooks / bare", interval([one / bare for one in inert]))
     results.add("our own host ms of a full step, later", interval(own))

@@ -11,7 +11,7 @@ import torch
 from layer_times import layers  # noqa: F401  one of the sections
 from programs import IN_FULL, Results, Size, Training, equal, name_of, rows_of, steps, wait, watched
 from torch import Tensor
-from turns import in_turns
+from turns import STRETCH, in_turns
 
 from neuraldbg.capture.torch.attach import TorchCapture
 from neuraldbg.trace import open_trace
@@ -92,8 +92,8 @@ def _arms(size: Size, results: Results, training: Training, capture: TorchCaptur
     def watching(share: float | None) -> Callable[[], float]:
         def arm() -> float:
             capture.core.on, capture.core.budget.share, capture.core.budget.full = True, share, share is None
-            training.run(3 if share is None else steps(size, IN_FULL))
-            took = training.timed(steps(size, 10 if share is None else 20))
+            training.run(steps(size, IN_FULL))
+            took = training.timed(steps(size, STRETCH))
             capture.core.on = False
             return took
 
@@ -101,7 +101,7 @@ def _arms(size: Size, results: Results, training: Training, capture: TorchCaptur
 
     capture.core.on = False
     training.run(2)
-    in_turns(size, results, training, {"default": watching(0.01), "full": watching(None)}, steps(size, 10))
+    in_turns(size, results, training, {"default": watching(0.01), "full": watching(None)})
     capture.core.on = True
     capture.core.budget.share, capture.core.budget.full = None, True
     training.run(2)

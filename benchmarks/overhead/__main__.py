@@ -1,7 +1,8 @@
 """What watching costs, on this machine, beside other tools that capture less.
 
 python benchmarks/overhead [--short] [--pairs 200] [--starts 40] [--seconds S] [--programs mlp resnet gpt] [--first]
-                           [--arms default full off ...] [--peers PYTHON] [--old PYTHON] [--growth] [--memory] [--write]
+                           [--at-once N] [--arms default full off ...] [--peers PYTHON] [--old PYTHON] [--growth]
+                           [--memory] [--write]
 
 Each arm is a process of its own that takes its steps on command; bare is one that never imported neuraldbg. They take
 turns in the order A B C ... C B A, which makes one pair of each with the bare one. The figure is the CPU time of the
@@ -9,7 +10,8 @@ process with all its threads over that of the bare one: a ratio of sums, with th
 the pairs gives. Two processes of one kind differ by some percent for as long as they live: all of them are started
 anew several times, and the bootstrap draws among the starts first. `control` is a second bare process: a figure counts
 only where control covers 1.00 and both intervals are at most 1 % to each side. The first 20 updates, which are watched
-in full, come before the pairs; --first compares just those instead, each start a new one.
+in full, come before the pairs; --first compares just those instead, each start a new one. --at-once N has so many
+starts beside each other, each on cores of its own: for machines with many.
 
 --peers names the python of a venv with wandb, tensorboard and transformers, --old that of one with neuraldbg 1.3.2.
 --write keeps the results (benchmarks/overhead/results.json) and makes docs/overhead.md and its plots from them.
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--starts", type=_count, default=40, help="of the processes")
     parser.add_argument("--first", action="store_true", help=f"the first {FIRST} updates, not those after them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no further pair is begun")
+    parser.add_argument("--at-once", type=_count, default=1, help="starts, each on its own part of the cores")
     parser.add_argument("--programs", nargs="*", default=list(TURNS), choices=list(TURNS))
     known = [*(arm.name for arm in OURS), *COVERS]
     parser.add_argument("--arms", nargs="*", choices=known, help="by default ours and the peers that are there")
@@ -71,9 +74,9 @@ def main() -> None:
         compared = [BARE, *arms, CONTROL]
         say(f"{program}: {', '.join(arm.name for arm in compared)} are started; a line comes after each start")
         starts = min(chosen.starts, chosen.pairs)
-        much, turn = Much(chosen.pairs, starts, chosen.seconds), (TURNS[program], FIRST)
+        much, turn = Much(chosen.pairs, starts, chosen.seconds, chosen.at_once), (TURNS[program], FIRST)
         if chosen.first:
-            much, turn = Much(starts, starts, chosen.seconds), (FIRST // 2, 0)  # one pair of each start
+            much, turn = Much(starts, starts, chosen.seconds, chosen.at_once), (FIRST // 2, 0)  # one pair of each
         outcome = compare(program, compared, much, turn=turn, say=say)
         show(outcome)
         page.keep(outcome, found, first=chosen.first) if chosen.write else None

@@ -18,6 +18,7 @@ import psutil
 
 HERE = Path(__file__).parent
 PATIENCE_S = 300.0
+Cores = frozenset[int] | None  # that a process may run on; None = all
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Trainer:
     """A started arm. Between its turns the whole process is stopped: threads that work by the clock (one writes the
     trace, one reads the machine's resources) would else have all the others' time for it."""
 
-    def __init__(self, arm: Arm, program: str) -> None:
+    def __init__(self, arm: Arm, program: str, cores: Cores = None) -> None:
         self.arm = arm
         self._folder = tempfile.TemporaryDirectory(prefix="neuraldbg-overhead-")
         address = os.path.join(self._folder.name, "line")
@@ -101,6 +102,8 @@ class Trainer:
             env=self._environment(),
             cwd=self._folder.name,
         )
+        if cores is not None:
+            os.sched_setaffinity(self._process.pid, cores)  # while it is alone: what it starts inherits them
         try:
             line, _ = listening.accept()
         except TimeoutError:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from queue import Queue
 
 import numpy as np
-from arms import Arm, Trainer
+from arms import Arm, Cores, Trainer
 
 RESAMPLES = 2000
 STARTING = 2  # processes at once; the pairs are taken one process at a time
@@ -75,6 +77,7 @@ class Much:
     pairs: int
     starts: int
     seconds: float
+    at_once: int = 1  # starts, each on cores of its own
 
 
 @dataclass
@@ -88,32 +91,64 @@ class _Taken:
     def ratio(self, arm: str, bare: str) -> Ratio:
         return ratio_of(self.spent[arm], self.spent[bare], self.starts)
 
+    def add(self, other: _Taken) -> None:
+        for name, values in other.spent.items():
+            self.spent[name] += values
+        self.starts += other.starts
+        for name, values in other.viewers.items():
+            self.viewers.setdefault(name, []).extend(values)
+
 
 def compare(
     program: str, arms: Sequence[Arm], much: Much, *, turn: tuple[int, int], say: Callable[[str], None]
 ) -> Outcome:
     """The first of `arms` is the bare one. `turn` = steps of one, and how many come first and are not counted."""
     taken = _Taken({arm.name: [] for arm in arms})
-    began = time.monotonic()
-    for start in range(much.starts):
-        left = (began + much.seconds * (start + 1) / much.starts) - time.monotonic()
+    rounds = -(-much.starts // much.at_once)
+    began, free = time.monotonic(), Queue[Cores]()
+    for cores in _apart(much.at_once):
+        free.put(cores)
+
+    def take(start: int) -> _Taken:
+        left = (began + much.seconds * (start // much.at_once + 1) / rounds) - time.monotonic()
         order = arms if start % 2 == 0 else arms[::-1]  # who is started first, and has the first turn
-        _one_start(program, order, (much.pairs // much.starts, left, turn), taken, start)
-        say(f"{program}: {len(taken.starts)} pairs, {_so_far(taken, arms)}")
+        own, cores = _Taken({arm.name: [] for arm in arms}), free.get()
+        _one_start(program, order, (much.pairs // much.starts, left, turn), own, (start, cores))
+        free.put(cores)
+        return own
+
+    with ThreadPoolExecutor(much.at_once) as taking:
+        for own in taking.map(take, range(much.starts)):
+            taken.add(own)
+            say(f"{program}: {len(taken.starts)} pairs, {_so_far(taken, arms)}")
     bare = taken.spent[arms[0].name]
     ratios = {arm.name: taken.ratio(arm.name, arms[0].name) for arm in arms[1:]}
     shares = {name: sum(found) / len(found) for name, found in taken.viewers.items()}
     return Outcome(program, turn[0], sum(bare) / len(bare) / (2 * turn[0]) / 1e6, ratios, shares)
 
 
+def _apart(groups: int) -> list[Cores]:
+    """Cores of this process, in groups of the same size; None for one group, which goes where the system puts it."""
+    if groups == 1:
+        return [None]
+    cores = sorted(os.sched_getaffinity(0))
+    size = len(cores) // groups
+    if not size:
+        raise SystemExit(f"--at-once {groups}: this process has {len(cores)} cores")
+    return [frozenset(cores[at * size : (at + 1) * size]) for at in range(groups)]
+
+
 def _one_start(
-    program: str, arms: Sequence[Arm], much: tuple[int, float, tuple[int, int]], taken: _Taken, start: int
+    program: str, arms: Sequence[Arm], much: tuple[int, float, tuple[int, int]], taken: _Taken, at: tuple[int, Cores]
 ) -> None:
     pairs, seconds, (steps, warm) = much
+    start, cores = at
     until = time.monotonic() + seconds
     with ExitStack() as stack:
         with ThreadPoolExecutor(STARTING) as starting:
-            trainers = list(starting.map(lambda arm: _warm(stack.enter_context(Trainer(arm, program)), warm), arms))
+            trainers = list(
+                starting.map(lambda arm: _warm(stack.enter_context(Trainer(arm, program, cores)), warm), arms)
+            )
         before = {trainer.arm.name: trainer.viewer_cpu_s() for trainer in trainers}
         began = time.monotonic()
         for number in range(pairs):

@@ -17,6 +17,7 @@ PATIENCE_NS = 10 * 10**9  # of somebody who watches a slow training and waits fo
 LONGEST_STEP = 4  # times a usual one: longer steps do not count for more
 NOTICED_NS = 10**8  # a training that is held for longer is held for a person
 MOST_TURNS = 8  # of a loss that stops being a number: after each a step is watched in full
+AIMED_AT = 0.8  # of the share: who aims at the whole is over it half of the time
 QUIET_EVERY = 16  # steps: under a budget one of so many is quiet, to hold the others against
 TOGETHER = 8  # quiet steps that are accounted for at once,
 LEISURELY_NS = 10**8  # where steps are shorter than this
@@ -253,7 +254,7 @@ class SamplingBudget:
 
     def _half_of_what_is_left(self) -> float:
         """The ledger is always kept; of the rest, full looks and gradient norms may take one half each."""
-        allowed = (self.share or 0.0) * (self._bare.value or 0.0)
+        allowed = AIMED_AT * (self.share or 0.0) * (self._bare.value or 0.0)
         return (allowed - (self._quiet.value or 0.0)) / 2
 
     def _period(self, cost: float) -> int:
@@ -277,7 +278,7 @@ class SamplingBudget:
         own = (self._full.value or 0.0) - (self._quiet.value or 0.0)
         extra = self.beside.extra
         certain = max(own, 0.0 if extra is None else extra.low_ns)
-        return max(PATIENCE_NS, certain / (self.share / 2)) if self.share else math.inf
+        return max(PATIENCE_NS, certain / (AIMED_AT * self.share / 2)) if self.share else math.inf
 
     @property
     def large_bytes(self) -> int | None:

@@ -39,7 +39,7 @@ def test_the_first_steps_are_watched_in_full_whatever_they_cost(full_ms: float) 
     assert steps(SamplingBudget(0.01), 30, bare_ms=10, full_ms=full_ms)[:20] == list(range(20))
 
 
-@pytest.mark.parametrize(("full_ms", "period"), [(1.0, 20), (5.0, 100), (10.0, 200)])
+@pytest.mark.parametrize(("full_ms", "period"), [(1.0, 25), (5.0, 125), (10.0, 250)])
 def test_then_the_period_follows_from_the_cost(full_ms: float, period: int) -> None:
     """1 % of 10 ms is 0.1 ms a step; half of it is for full looks."""
     budget = SamplingBudget(0.01)
@@ -77,8 +77,8 @@ def hidden(budget: SamplingBudget, count: int, *, full_ms: float, noise: random.
 def test_what_our_clock_does_not_see_counts_once_it_is_held_against_quiet_steps() -> None:
     budget = SamplingBudget(0.01)
     looked = hidden(budget, 2000, full_ms=2.0)
-    assert budget.period == 40  # half of 0.1 ms for full looks of 2 ms
-    assert 38 <= looked[-1] - looked[-2] <= 40  # settled right after a full step, which raises the average a little
+    assert budget.period == 50  # half of 0.08 ms for full looks of 2 ms
+    assert 48 <= looked[-1] - looked[-2] <= 50  # settled right after a full step, which raises the average a little
 
 
 def test_the_measured_ratio_comes_with_an_interval_that_holds_it() -> None:
@@ -145,9 +145,9 @@ def test_looks_at_gradient_norms_have_their_own_half() -> None:
             budget.watch_cost(MS // 10)
             own += MS // 10
         budget.step_done(wall_ns=10 * MS + own, own_ns=own)
-    assert 2000 / 2.5 < watched < 2000 / 1.5
+    assert 2000 / 3.5 < watched < 2000 / 2.5
     assert budget.ratio_after_start is not None
-    assert budget.ratio_after_start <= 0.0115
+    assert budget.ratio_after_start <= 0.01
 
 
 def test_nothing_is_claimed_before_there_are_steps() -> None:
@@ -230,7 +230,7 @@ def test_a_machine_that_becomes_slow_keeps_nobody_waiting() -> None:
 def test_patience_never_costs_more_than_its_half_of_the_share() -> None:
     budget = SamplingBudget(0.01)
     looked = steps(budget, 600, bare_ms=1000, full_ms=500)
-    assert looked[-1] - looked[-2] == 100  # 0.5 s each 100 s are half a percent, however long that is
+    assert looked[-1] - looked[-2] == 125  # 0.5 s each 125 s are four tenths of a percent, however long that is
     assert budget.ratio_after_start is not None
     assert budget.ratio_after_start <= 0.01
 
