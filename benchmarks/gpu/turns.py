@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from programs import IN_FULL, Results, Size, Training, interval, steps
 
-GROUPS = 5
+GROUPS = 4
 STRETCH = 12  # steps that are timed
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from neuraldbg.capture.budget import FIRST_IN_FULL
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
+from neuraldbg.capture.torch.core import Core, cannot_look, compiler, now_ns, traced_by_dynamo, tracing
 from neuraldbg.capture.torch.device import item
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.loss import LossAnatomy, anatomy_of
@@ -60,7 +60,7 @@ class BackwardWatch:
         @wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             core = self.core
-            if cannot_look() or not core.on:
+            if traced_by_dynamo() or compiler._is_compiling_flag or tracing() is not None or not core.on:
                 return original(tensors, *args, **kwargs)
             if core.any_backward and core.recomputing():
                 self._noted_inside()

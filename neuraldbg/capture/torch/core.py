@@ -29,6 +29,8 @@ from neuraldbg.records import Kind
 RECORDED_STEPS = 128  # in which every measured pass is kept: experiments after the run train on them
 EARLY_STEPS = 64  # under a budget: so long those are told of every one who later need it rarely
 RARELY = 17  # steps: one of so many is told to those who look rarely. No multiple of a GAN's updates in a round
+SETTLED = 256  # steps after which it is one of RARER
+RARER = 37
 LONG_STEP_NS = 5_000_000  # of the first ones of a training some are looked at closely: a look takes as long as this
 LONG_LOOKED = (0, 1, 2, 4, 16)  # rounds
 FIRST_TIMED = 3  # updates
@@ -40,14 +42,14 @@ _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard aro
 now_ns: Callable[[], int] = time.perf_counter_ns
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _hidden_from_subclasses = torch._C.DisableTorchFunctionSubclass
-traced_by_dynamo, _tracing = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
-_compiler: Any = torch.compiler
+traced_by_dynamo, tracing = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
+compiler: Any = torch.compiler
 
 
 def cannot_look() -> bool:
     """Dynamo traces into hooks, and torch.jit.trace writes down every operation: nothing of ours may run then. Asked
     many times a step: `torch.compiler.is_compiling` is two frames more."""
-    return traced_by_dynamo() or _compiler._is_compiling_flag or _tracing() is not None
+    return traced_by_dynamo() or compiler._is_compiling_flag or tracing() is not None
 
 
 def undisturbed() -> AbstractContextManager[Any]:
@@ -151,6 +153,7 @@ class Core:
         self._places: dict[int, tuple[str, str]] = {}  # id of who takes part -> moment, place
         self._named: dict[Callable[..., None], str] = {}  # the place of all that are equal: a method is made anew
         self._looked_at = 0
+        self.told_again = 0  # step before which nobody else is told, if all until then are quiet
         self._early: list[tuple[str, Callable[..., None]]] = []
         self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
             self._measured
@@ -211,8 +214,11 @@ class Core:
         if self._early and step >= (EARLY_STEPS if budget.share is not None else RECORDED_STEPS):
             self._let_early_ones_rest()
         if not (budget.full or budget.last_was_full or before):
-            self.heard = self.steady if step % RARELY else self.moments  # one quiet step after another
+            rarely = RARELY if step < SETTLED else RARER  # one quiet step after another
+            self.heard = self.steady if step % rarely else self.moments
+            self.told_again = step + (1 if self._early or step % rarely == 0 else rarely - step % rarely)
             return
+        self.told_again = step + 1
         if budget.last_was_full and self.largest == sys.maxsize:
             budget.read_bytes = self.read_bytes
         self.read_bytes = 0

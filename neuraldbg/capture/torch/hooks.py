@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
-from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, now_ns
+from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, compiler, now_ns, traced_by_dynamo, tracing
 from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import UNTIMED, LayerWatch
 from neuraldbg.capture.torch.passes import (
@@ -79,7 +79,7 @@ class PassWatch:
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def pre_hook(self, module: nn.Module, args: Any) -> None:
-        if cannot_look():
+        if traced_by_dynamo() or compiler._is_compiling_flag or tracing() is not None:  # `cannot_look` without a frame
             return
         core = self.core
         if not core.on:
@@ -352,7 +352,7 @@ class PassWatch:
         if self.current or len(self.light) != 1:
             self._forget_records()
         else:
-            one = self.light.popleft()  # mostly
+            one = self.light.popleft()  # mostly; `_forget` without a frame
             one.light = one.entry_module = one.arrived = None
             self._arrived_bytes = 0
 

@@ -288,7 +288,8 @@ class UpdateWatch:
         if self.passes.quick.one is not None and not (core.budget.full or core.budget.last_was_full):
             self.passes.quick.rest()  # by now the other network of a GAN has had its backward too
         core.own_ns = 0
-        core.step_begins()
+        if recorder.step >= core.told_again or core.budget.full or core.budget.last_was_full:
+            core.step_begins()
         self.step_started = end
 
     def _resources(self) -> None:
