@@ -92,7 +92,11 @@ class PassWatch:
             own = local.own_pass = self.begin(module, args, sys._getframe(1), began)
             local.pass_depth = len(stack)
             if own is not None and own is not self.ignored:
-                self._who_looks(own, module)
+                stops = core.stops
+                if own.sampled or core.trainers > 1 or (stops is not None and stops.gate.at_layers):
+                    self._who_looks(own, module)
+                else:  # mostly
+                    own.followed, own.unseen = False, self.hooks.step_aside(module)
                 before, began = own.start_ns, now_ns()
                 own.start_ns, own.own_before = began, core.own_ns + began - before
                 core.own_ns = own.own_before
