@@ -102,9 +102,10 @@ class Trainer:
             env=self._environment(),
             cwd=self._folder.name,
         )
-        if cores is not None:
-            os.sched_setaffinity(self._process.pid, cores)  # while it is alone: what it starts inherits them
         try:
+            if cores is not None:
+                with suppress(ProcessLookupError):  # it died at once, and says why below
+                    os.sched_setaffinity(self._process.pid, cores)  # what it starts inherits them
             line, _ = listening.accept()
         except TimeoutError:
             raise RuntimeError(f"{arm.name} did not start:\n{self.said()}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -113,24 +113,40 @@ def compare(
         left = (began + much.seconds * (start // much.at_once + 1) / rounds) - time.monotonic()
         order = arms if start % 2 == 0 else arms[::-1]  # who is started first, and has the first turn
         own, cores = _Taken({arm.name: [] for arm in arms}), free.get()
-        _one_start(program, order, (much.pairs // much.starts, left, turn), own, (start, cores))
-        free.put(cores)
+        try:
+            _one_start(program, order, (much.pairs // much.starts, left, turn), own, (start, cores))
+        finally:
+            free.put(cores)
         return own
 
-    with ThreadPoolExecutor(much.at_once) as taking:
-        for own in taking.map(take, range(much.starts)):
-            taken.add(own)
-            say(f"{program}: {len(taken.starts)} pairs, {_so_far(taken, arms)}")
+    for own in _each(take, much):
+        taken.add(own)
+        say(f"{program}: {len(taken.starts)} pairs, {_so_far(taken, arms)}")
     bare = taken.spent[arms[0].name]
     ratios = {arm.name: taken.ratio(arm.name, arms[0].name) for arm in arms[1:]}
     shares = {name: sum(found) / len(found) for name, found in taken.viewers.items()}
     return Outcome(program, turn[0], sum(bare) / len(bare) / (2 * turn[0]) / 1e6, ratios, shares)
 
 
+def _each(take: Callable[[int], _Taken], much: Much) -> Iterator[_Taken]:
+    """One after the other here, where Ctrl-C reaches them; beside each other in threads, of which none is begun once
+    one has failed."""
+    if much.at_once == 1:
+        yield from map(take, range(much.starts))
+        return
+    with ThreadPoolExecutor(much.at_once) as taking:
+        try:
+            yield from taking.map(take, range(much.starts))
+        finally:
+            taking.shutdown(wait=False, cancel_futures=True)
+
+
 def _apart(groups: int) -> list[Cores]:
     """Cores of this process, in groups of the same size; None for one group, which goes where the system puts it."""
     if groups == 1:
         return [None]
+    if not hasattr(os, "sched_getaffinity"):
+        raise SystemExit(f"--at-once {groups}: this system gives no process cores of its own")
     cores = sorted(os.sched_getaffinity(0))
     size = len(cores) // groups
     if not size:

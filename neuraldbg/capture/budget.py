@@ -90,7 +90,7 @@ class SamplingBudget:
         self.passes = 0  # since the last update
         self._first_pass_ns = 0
         self._full_until = FIRST_IN_FULL
-        self._newcomers = self._began = 0  # and when the last of them came
+        self._newcomers = self.began = 0  # and when the last of them came
         self._since_full = 0
         self._trained_ns = 0.0  # since the last full look
         self._wait, self._patience_ns = 1, math.inf  # from the last full look to the next: steps, and at most so long
@@ -193,7 +193,7 @@ class SamplingBudget:
         self._newcomers += 1
         if self._newcomers <= NEWCOMERS:
             self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)
-            self._began = self.steps
+            self.began = self.steps
 
     def loss_told(self, loss: float | None) -> None:
         """Where a loss stops being a number, the step after it is watched in full: who comes to see what broke would
@@ -212,7 +212,7 @@ class SamplingBudget:
     @property
     def since_start(self) -> int:
         """Steps since the last training began."""
-        return self.steps - self._began
+        return self.steps - self.began
 
     @property
     def bare_ns(self) -> float | None:

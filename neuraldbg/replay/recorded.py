@@ -19,6 +19,7 @@ from neuraldbg.capture.torch.recording.coding import Decoder, Repeats, Unwritabl
 from neuraldbg.capture.torch.recording.losses import Loss, Remade, loss_from
 from neuraldbg.capture.torch.recording.names import describe_model, describe_optimizer, difference
 from neuraldbg.capture.torch.recording.spool import END_FILE, FOLDER, NAMES_FILE, VERSION
+from neuraldbg.capture.torch.recording.structure import Buffers
 from neuraldbg.capture.torch.recording.tape import (
     Entry,
     State,
@@ -29,7 +30,6 @@ from neuraldbg.capture.torch.recording.tape import (
     TapedUpdate,
     told_stretches,
 )
-from neuraldbg.capture.torch.structure import Buffers
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.errors import NotRecorded
 

@@ -262,7 +262,7 @@ def test_a_recording_that_fails_ends_as_a_whole_and_the_training_goes_on(tmp_pat
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(6):
         if step == 3:
-            recording._running = None  # type: ignore[assignment]
+            recording._around = None  # type: ignore[assignment, method-assign]
         x, y = batch()
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from neuraldbg.analysis.catalogue import cause
 from neuraldbg.analysis.causes.loop_reading import (
@@ -32,10 +33,18 @@ _NO_GRAPH = "does not require grad"
 def _loss_cuts(evidence: Evidence) -> list[Fact]:
     """Backwards from a loss without a graph, where that is the rule and not an empty batch now and then."""
     cuts = [fact for fact in evidence.facts("loss_cut") if fact["passes"] and fact["trainable_layers_ran"]]
-    stopped = _NO_GRAPH in error_of(evidence)
-    looked = max((fact.get("looked", min(evidence.backwards, 16)) for fact in cuts), default=0)
-    usual = 2 * len(cuts) >= looked
-    return cuts if cuts and (stopped or (usual and len(cuts) >= FEWEST)) else []
+    if _NO_GRAPH in error_of(evidence):
+        return cuts
+    of_training: dict[Any, list[Fact]] = {}
+    for fact in cuts:
+        of_training.setdefault((fact["source_id"], fact.get("training")), []).append(fact)
+    return [fact for some in of_training.values() if _is_usual(some, evidence) for fact in some]
+
+
+def _is_usual(cuts: list[Fact], evidence: Evidence) -> bool:
+    """Of the backwards of one line and one training."""
+    looked = max(fact.get("looked", min(evidence.backwards, 16)) for fact in cuts)
+    return len(cuts) >= FEWEST and 2 * len(cuts) >= looked
 
 
 def _lost(evidence: Evidence) -> list[tuple[Fact, list[int]]]:

@@ -32,7 +32,8 @@ RARELY = 17  # steps: one of so many is told to those who look rarely. No multip
 SETTLED = 256  # steps after which it is one of RARER
 RARER = 37
 LONG_STEP_NS = 5_000_000  # of the first ones of a training some are looked at closely: a look takes as long as this
-LONG_LOOKED = (0, 1, 2, 4, 16)  # rounds
+ENOUGH_LOOKS = 4  # updates of each optimizer, one after the other
+LATER_LOOK = 16
 FIRST_TIMED = 3  # updates
 TIMED = 4  # where every step is measured, layers on a device are timed in one of so many: a mark holds it up for 2 us
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
@@ -139,7 +140,7 @@ class Core:
     look_at: float = math.inf  # backward at whose beginning all are told, since somebody's look is due
     timing: bool = True  # whether layers on a device are timed in the current step
     bypassed: bool = False  # some modules are called by .forward(), and watched by their class
-    optimizers: Callable[[], int] = lambda: 1  # that take turns, as those of a GAN do: so many updates are a round
+    unseen: Callable[[], bool] = lambda: False  # whether some optimizer had fewer than ENOUGH_LOOKS
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -235,7 +236,7 @@ class Core:
         budget = self.budget
         if budget.starting:
             long = budget.steps > 2 and (budget.bare_ns or 0.0) >= LONG_STEP_NS  # the first ones warm up
-            return not long or budget.since_start // self.optimizers() in LONG_LOOKED
+            return not long or budget.since_start == LATER_LOOK or self.unseen()
         return step - self._looked_at >= gap
 
     def wants(self, kind: Kind) -> bool:

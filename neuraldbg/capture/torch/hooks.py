@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, compiler, now_ns, traced_by_dynamo, tracing
 from neuraldbg.capture.torch.dispatch import ModuleHooks
@@ -36,7 +35,6 @@ from neuraldbg.capture.torch.passes import (
 )
 from neuraldbg.capture.torch.quick import QuickLayers
 from neuraldbg.capture.torch.stats import identity_of
-from neuraldbg.capture.torch.structure import Around
 from neuraldbg.records import Call, Kind
 
 FIRST_PASSES = 4  # of a model, of which everybody is told
@@ -69,8 +67,6 @@ class PassWatch:
         self.ignored: Any = SimpleNamespace(
             sampled=False, unseen=False
         )  # a forward that activation checkpointing repeats
-        self.around = Around()
-        self._buffer_bytes: IdentityTable[int] = IdentityTable()  # of models
         self._recorded_bytes = self._arrived_bytes = 0
         self.calls = 0  # of modules, for the cost of being called at all
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
@@ -231,9 +227,7 @@ class PassWatch:
             self.light.append(one)
 
     def _record(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
-        size = self._buffer_bytes.get(root)
-        if size is None:
-            size = self._buffer_bytes[root] = sum(buffer.numel() * buffer.element_size() for buffer in root.buffers())
+        size = sum(buffer.numel() * buffer.element_size() for buffer in root.buffers())
         size += sum(min(t.numel() * t.element_size(), CLONE_BYTES) for t in tensors(inputs))
         while self.current and (len(self.current) == RECORDED_PASSES or self._recorded_bytes + size > RECORDED_BYTES):
             oldest = self.current.popleft()
@@ -243,9 +237,7 @@ class PassWatch:
             return
         self._recorded_bytes += size
         one.record_bytes = size
-        training, _, buffers = one.around = self.around.look(root)
-        backwards = self.core.backwards
-        one.record = PassRecord.take(root, *inputs, backwards=backwards, buffers=buffers, training=training)
+        one.record = PassRecord.take(root, *inputs, backwards=self.core.backwards)
         one.entry_module = weakref.ref(module)
         self.current.append(one)
 
@@ -375,7 +367,7 @@ class PassWatch:
         for kept in (self.current, self.light):
             while kept:
                 one = kept.popleft()
-                one.record = one.around = one.light = one.entry_module = one.arrived = None
+                one.record = one.light = one.entry_module = one.arrived = None
         self._recorded_bytes = self._arrived_bytes = 0
 
     def finish(self) -> None:
@@ -395,4 +387,4 @@ _differentiable = attrgetter("requires_grad")
 
 
 def _forget(one: Pass) -> None:
-    one.record = one.around = one.light = one.entry_module = one.arrived = None
+    one.record = one.light = one.entry_module = one.arrived = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from neuraldbg.capture.torch.core import Core
 
-EVERY, AT = 1024, 1008  # updates; a step in which those are told who look rarely
+EVERY = 1000  # updates, and until those are told who look rarely
 
 
 class Launches:
@@ -22,6 +22,7 @@ class Launches:
     def __init__(self, core: Core) -> None:
         self.core = core
         self._of: dict[int, list[int]] = {}  # site -> calls, ahead, nanoseconds
+        self._written_at = 0
         core.take_part("update_done", "launches", self._updated, rarely=True)
         core.take_part("ending", "launches", self._behind_all)
 
@@ -40,7 +41,8 @@ class Launches:
         self.core.device.elapsed(*marks, took)
 
     def _updated(self, *_: Any) -> None:
-        if self.core.recorder.step % EVERY == AT:
+        if self.core.recorder.step - self._written_at >= EVERY:
+            self._written_at = self.core.recorder.step
             self._write()
 
     def _behind_all(self) -> None:

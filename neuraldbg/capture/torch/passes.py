@@ -195,7 +195,6 @@ class Pass:
     trained = False
     record: PassRecord | None = None
     record_bytes = 0
-    around: Any = None  # what it found: training flags, trainable parameters, copies of buffers
     output_digest = 0  # of a recorded pass: what running it again must give
     entry_module: Any = None
     light: LightRecord | None = None

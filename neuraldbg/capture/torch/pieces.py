@@ -30,10 +30,11 @@ def memory_of(size: int) -> Tensor:
     if _LARGE_PAGES is None or size < LARGE_PAGE:
         return torch.empty(size, dtype=torch.uint8, device="cpu")
     mapped = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without them
-        mapped.madvise(_LARGE_PAGES)
-    whole = torch.frombuffer(mapped, dtype=torch.uint8)
-    return whole.narrow(0, -whole.data_ptr() % LARGE_PAGE, size)
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)
+    start = -memory.data_ptr() % LARGE_PAGE
+    with suppress(OSError):  # a system without them. Its end, which fills none, is left in small ones
+        mapped.madvise(_LARGE_PAGES, start, size // LARGE_PAGE * LARGE_PAGE)
+    return memory.narrow(0, start, size)
 
 
 class Memory:

@@ -16,7 +16,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.by_hand import ByHand
-from neuraldbg.capture.torch.core import Core, cannot_look, now_ns, traced_by_dynamo
+from neuraldbg.capture.torch.core import ENOUGH_LOOKS, Core, cannot_look, now_ns, traced_by_dynamo
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.capture.torch.tree import REBUILT_APART
@@ -34,6 +34,7 @@ class Known:
     updates: int = 0
     groups: int = 0
     unknown: int = 0  # parameters of models that have not been called yet
+    looks: int = 0  # updates of which evidence was gathered
 
 
 class UpdateWatch:
@@ -57,7 +58,7 @@ class UpdateWatch:
         self._ended = core.guard.shield("updates", kind)(self._after)
         shield = core.guard.shield("optimizers")
         self._introduced, self._introduced_named = shield(self._introduce_all), shield(self._introduce_named)
-        core.optimizers = lambda: max(len(self.optimizers) + len(self.unnamed), 1)
+        core.unseen = self._some_are_unseen
         self.by_hand = ByHand(core, self)
         self._attends = False
         self.attend()
@@ -188,6 +189,7 @@ class UpdateWatch:
             else:
                 self.sweep.watch_norm(owned(optimizer))
         if core.looking:
+            one.looks += 1
             self.sweep.note_missing(one.site, owned(optimizer))
         for notice in self.before_update:
             notice()
@@ -223,6 +225,10 @@ class UpdateWatch:
             self.by_hand.before.clear()
         core.own_ns += now_ns() - end
         self.update_done(len(self.optimizers))
+
+    def _some_are_unseen(self) -> bool:
+        """The generator of a GAN may step once in six updates, and one that never steps is looked for."""
+        return len(self.unnamed) > 0 or any(one.looks < ENOUGH_LOOKS for one in self.optimizers.values())
 
     def _first(self) -> Known | None:
         return next(iter(self.optimizers.values()), None)

@@ -4,6 +4,7 @@ them where a tensor without a graph goes on."""
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class GraphCuts:
         self._excused: list[tuple[list[int], list[int]]] = [([], [])]
         self._facts = 0
         self._cuts = 0
-        self._backwards = 0  # before which a pass was looked at
+        self._backwards: Counter[tuple[int, int]] = Counter()  # line, training -> those whose pass was looked at
         self._traced = 0
         core = self.core
         core.on_look.append(core.guard.shield("graphs of layers")(self._layer))
@@ -154,7 +155,8 @@ class GraphCuts:
     def _backward(self, loss: Tensor | None, source: int) -> None:
         """A loss that is a leaf: nothing it was computed from can be reached."""
         passes = self._window.passes
-        self._backwards += bool(passes)
+        training = self.core.budget.began
+        self._backwards[source, training] += bool(passes)
         if loss is None or loss.grad_fn is not None or self._cuts >= 8:
             return
         if isinstance(loss, nn.Parameter) or not (passes or self.core.recorder.step == 0):
@@ -166,7 +168,8 @@ class GraphCuts:
             source_id=source,
             requires_grad=bool(loss.requires_grad),
             elements=loss.numel(),
-            looked=self._backwards,
+            training=training,
+            looked=self._backwards[source, training],
             passes=len(passes),
             passes_without_grad_mode=sum(not one.grad_mode for one in passes),
             passes_with_graph=sum(one.graph_out for one in passes),

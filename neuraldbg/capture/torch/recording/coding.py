@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.torch.passes import KeptTensor, NamedItems, RngState
+from neuraldbg.capture.torch.recording.structure import Layout
 from neuraldbg.capture.torch.recording.tensorfile import writable
-from neuraldbg.capture.torch.structure import Layout
 
 _PLAIN = (bool, int, float, str, type(None))
 

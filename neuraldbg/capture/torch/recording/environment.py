@@ -49,13 +49,13 @@ def user_files(folder: Path) -> dict[str, str]:
     beside = os.path.dirname(os.path.realpath(main)) + os.sep if isinstance(main, str) else root
     found: dict[str, str] = {}
     real: dict[str, str] = {}  # folders, which a few thousand modules share
-    theirs = os.path.dirname(os.__file__) + os.sep  # Python's own: to ask the system about each takes 40 ms
+    theirs = os.path.dirname(getattr(os, "__file__", None) or os.devnull) + os.sep
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or len(found) >= MOST_FILES or not file.endswith(".py"):
             continue
-        if _INSTALLED in file or file.startswith(theirs):
-            continue
+        if (_INSTALLED in file or file.startswith(theirs)) and not _is_linked(file, real):
+            continue  # Python's own and what was installed: to ask the system about each of them takes 40 ms
         above, name = os.path.split(file)
         if above not in real:
             real[above] = os.path.realpath(above)
@@ -67,6 +67,15 @@ def user_files(folder: Path) -> dict[str, str]:
             if digest is not None:
                 found[path.removeprefix(root)] = digest
     return found
+
+
+def _is_linked(file: str, known: dict[str, str]) -> bool:
+    """Whether what was installed lies elsewhere, as a package under development does (`flit install --symlink`)."""
+    above, found, inside = file.partition(_INSTALLED)
+    package = f"{above}{found}{inside.partition(os.sep)[0]}"
+    if found and package not in known:
+        known[package] = os.path.realpath(package)
+    return bool(found) and known[package] != os.path.join(os.path.realpath(above + found), os.path.basename(package))
 
 
 def hash_of(path: str | Path) -> str | None:

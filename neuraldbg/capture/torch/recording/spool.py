@@ -19,8 +19,8 @@ from neuraldbg.capture.torch.recording.environment import environment, user_file
 from neuraldbg.capture.torch.recording.ferry import Ferry
 from neuraldbg.capture.torch.recording.hashing import Digest
 from neuraldbg.capture.torch.recording.names import Names
+from neuraldbg.capture.torch.recording.structure import Buffers
 from neuraldbg.capture.torch.recording.tape import MOST_STATES
-from neuraldbg.capture.torch.structure import Buffers
 from neuraldbg.trace.rundir import write_atomically
 
 FOLDER: Final = "record"

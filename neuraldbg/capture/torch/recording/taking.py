@@ -28,6 +28,7 @@ from neuraldbg.capture.torch.recording.names import has_a_shape
 from neuraldbg.capture.torch.recording.outside import reaches_leaves
 from neuraldbg.capture.torch.recording.pacing import Pace
 from neuraldbg.capture.torch.recording.proving import Proofs
+from neuraldbg.capture.torch.recording.structure import Around
 from neuraldbg.capture.torch.recording.tape import (
     Keeper,
     State,
@@ -39,7 +40,6 @@ from neuraldbg.capture.torch.recording.tape import (
     scaling_of,
     size_of,
 )
-from neuraldbg.capture.torch.structure import Around
 from neuraldbg.capture.torch.sweep import owned
 
 LATELY = 4
@@ -140,11 +140,11 @@ class Recording:
         if self.core.here.local.in_step is not None:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
         given = (args, kwargs) if refused is None else ((), {})
-        training, trainable, buffers = one.around or self._around.look(root)
+        training, trainable, buffers = self._around.look(root)
         if one.record is None or refused is not None:
             record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
-        else:  # all of it was copied a moment ago
-            record = replace(one.record, backwards_before=0)
+        else:  # the batch and the random states were copied a moment ago
+            record = replace(one.record, backwards_before=0, buffers=buffers, training=training)
         taped = TapedPass(one.step, weakref.ref(root), weakref.ref(entry), record, refused=refused)
         taped.path, taped.site, taped.trainable = one.entry.path, one.model.site, trainable
         taped.bytes = record_bytes(record)

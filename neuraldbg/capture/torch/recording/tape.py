@@ -16,7 +16,7 @@ from neuraldbg.capture.torch.passes import Autocast, KeptTensor, PassRecord, lea
 from neuraldbg.capture.torch.recording.hashing import Digest
 from neuraldbg.capture.torch.recording.losses import Loss, Remade
 from neuraldbg.capture.torch.recording.pacing import Bounds
-from neuraldbg.capture.torch.structure import Buffers
+from neuraldbg.capture.torch.recording.structure import Buffers
 
 DEFAULT_BYTES = 512 * 2**20
 EVERY = 50  # updates between two states

@@ -81,7 +81,8 @@ class Structure:
     def living(self) -> list[tuple[str, nn.Module]] | None:
         """Its modules by path; None where it is no longer built like this."""
         found = [(path, module) for path, ref in self.modules if (module := ref()) is not None]
-        return found if _children([module for _, module in found]) == self.children else None
+        whole = len(found) == len(self.modules)  # a new child may lie where one was that is gone
+        return found if whole and _children([module for _, module in found]) == self.children else None
 
 
 def _children(modules: list[nn.Module]) -> list[int]:
