@@ -38,3 +38,18 @@ def test_files_below_the_folder_are_known_also_where_links_lead_to_them(
     assert not any("other.py" in name or "library.py" in name for name in found)
     (project / "here.py").write_text("x = 2\n")
     assert changed_files({"files": {"here.py": found["here.py"]}}, project) == ["here.py"]
+
+
+def test_a_package_that_was_installed_by_a_link_is_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, packages = tmp_path / "project", tmp_path / "venv" / "site-packages"
+    for folder in (project / "mine", packages / "theirs"):
+        folder.mkdir(parents=True)
+        (folder / "part.py").write_text("x = 1\n")
+    (packages / "mine").symlink_to(project / "mine")
+    imported(packages / "mine" / "part.py", "linked_part", monkeypatch)
+    imported(packages / "theirs" / "part.py", "installed_part", monkeypatch)
+    found = user_files(project)
+    assert "mine/part.py" in found
+    assert not any("theirs" in name for name in found)

@@ -17,6 +17,7 @@ from neuraldbg.capture.torch.attach import Options, TorchCapture
 from neuraldbg.capture.torch.recording import disk, taking, tensorfile
 from neuraldbg.capture.torch.recording.disk import DiskTape
 from neuraldbg.capture.torch.recording.spool import FOLDER
+from neuraldbg.capture.torch.recording.structure import Structure
 from neuraldbg.capture.torch.recording.taking import Recording
 from neuraldbg.capture.torch.recording.tape import TapedBackward
 from neuraldbg.errors import NotRecorded
@@ -310,3 +311,11 @@ def test_a_state_that_does_not_fit_is_never_copied_and_said_once(tmp_path: Path)
     assert "--record-memory" in watched.said[0]
     with pytest.raises(NotRecorded, match="two of them have to fit"):
         Recorded(tmp_path)
+
+
+def test_a_child_that_lies_where_another_one_was_is_a_new_structure() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    known = Structure.of(model)
+    model[1] = torch.nn.BatchNorm1d(2)
+    known.children = [id(child) for child in model.children()]  # as if it had the same address
+    assert known.living() is None
