@@ -41,7 +41,7 @@ def test_the_first_steps_are_watched_in_full_whatever_they_cost(full_ms: float) 
 
 @pytest.mark.parametrize(("full_ms", "period"), [(1.0, 25), (5.0, 125), (10.0, 250)])
 def test_then_the_period_follows_from_the_cost(full_ms: float, period: int) -> None:
-    """1 % of 10 ms is 0.1 ms a step; half of it is for full looks."""
+    """1 % of 10 ms is 0.1 ms a step; half of four fifths of it is for full looks."""
     budget = SamplingBudget(0.01)
     looked = steps(budget, 20 + 5 * period, bare_ms=10, full_ms=full_ms)[20:]
     gaps = [after - before for before, after in pairwise(looked)]
