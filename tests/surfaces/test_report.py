@@ -148,6 +148,7 @@ def test_a_budget_that_was_not_kept_is_said(tmp_path: Path, budget: str, later: 
         text = " ".join(text_report(summarise(trace), run_dir=run.directory).split())
     assert f"4.0 % ({later * 100:.1f} % after the first 20 updates" in text
     assert ("; the 1% allowed was not kept)" in text) is said
+    assert ("after the first 20 updates and more: by our own clock alone)" in text) is (budget == "full")
 
 
 def test_dropped_rows_and_damage_are_said(tmp_path: Path) -> None:
