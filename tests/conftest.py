@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # bf16 kernels crash on some virtual CPUs without it
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -30,6 +31,14 @@ def torch_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(autouse=True)
+def steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a busy machine: of long ones fewer are looked at closely, and tests of what is seen would see less."""
+    core = sys.modules.get("neuraldbg.capture.torch.core")
+    if core is not None:
+        monkeypatch.setattr(core, "LONG_STEP_NS", 10**18)
 
 
 @pytest.fixture(autouse=True)
