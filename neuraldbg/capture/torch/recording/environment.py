@@ -72,10 +72,14 @@ def user_files(folder: Path) -> dict[str, str]:
 def _is_linked(file: str, known: dict[str, str]) -> bool:
     """Whether what was installed lies elsewhere, as a package under development does (`flit install --symlink`)."""
     above, found, inside = file.partition(_INSTALLED)
-    package = f"{above}{found}{inside.partition(os.sep)[0]}"
-    if found and package not in known:
-        known[package] = os.path.realpath(package)
-    return bool(found) and known[package] != os.path.join(os.path.realpath(above + found), os.path.basename(package))
+    if not found:
+        return False
+    above += found
+    package = f"{above}{inside.partition(os.sep)[0]}"
+    for path in (above, package):
+        if path not in known:
+            known[path] = os.path.realpath(path)
+    return known[package] != os.path.join(known[above], os.path.basename(package))
 
 
 def hash_of(path: str | Path) -> str | None:
