@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import resource
+import sys
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from neuraldbg.capture.torch.pieces import LARGE_PAGE, copied, memory_of, rooms_for
+from neuraldbg.capture.torch import pieces
+from neuraldbg.capture.torch.pieces import AT_ONCE, copied, memory_of, rooms_for
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
 
@@ -40,18 +44,29 @@ def test_copies_are_what_clones_are(values: list[Tensor]) -> None:
     assert all(not copy.any() for copy in made)
 
 
-def test_large_memory_begins_at_a_large_page_and_is_ones_own() -> None:
-    first, second = memory_of(LARGE_PAGE + 5), memory_of(LARGE_PAGE)
-    assert (first.numel(), second.numel()) == (LARGE_PAGE + 5, LARGE_PAGE)
+def test_large_memory_is_ones_own() -> None:
+    first, second = memory_of(AT_ONCE + 5), memory_of(AT_ONCE)
+    assert (first.numel(), second.numel()) == (AT_ONCE + 5, AT_ONCE)
     first.fill_(1)
     second.fill_(2)
     assert (first.unique().item(), second.unique().item()) == (1, 2)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        assert first.data_ptr() % LARGE_PAGE == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for pages")
+def test_pages_of_large_memory_are_there_before_they_are_written_to() -> None:
+    memory = memory_of(AT_ONCE)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memory.fill_(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < AT_ONCE // mmap.PAGESIZE // 4
+
+
+def test_a_system_that_cannot_give_pages_at_once_gives_memory_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_POPULATE", 10_000)  # no such advice
+    assert memory_of(AT_ONCE).fill_(3).unique().item() == 3
 
 
 def test_a_child_that_writes_to_large_memory_does_not_write_to_its_parents() -> None:
-    memory = memory_of(LARGE_PAGE).fill_(1)
+    memory = memory_of(AT_ONCE).fill_(1)
     child = multiprocessing.get_context("fork").Process(target=memory.fill_, args=(2,))
     child.start()
     child.join()

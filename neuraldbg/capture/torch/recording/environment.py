@@ -48,18 +48,19 @@ def user_files(folder: Path) -> dict[str, str]:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     beside = os.path.dirname(os.path.realpath(main)) + os.sep if isinstance(main, str) else root
     found: dict[str, str] = {}
-    real: dict[str, str] = {}  # folders, which a few thousand modules share
-    theirs = os.path.dirname(getattr(os, "__file__", None) or os.devnull) + os.sep
+    real: dict[str, str | None] = {}  # folders, which a few thousand modules share; None of what is not the user's
+    links: dict[str, str] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or len(found) >= MOST_FILES or not file.endswith(".py"):
             continue
-        if (_INSTALLED in file or file.startswith(theirs)) and not _is_linked(file, real):
-            continue  # Python's own and what was installed: to ask the system about each of them takes 40 ms
-        above, name = os.path.split(file)
+        above, _, name = file.rpartition(os.sep)
         if above not in real:
-            real[above] = os.path.realpath(above)
-        path = os.path.join(real[above], name)
+            real[above] = None if _was_installed(file, links) else os.path.realpath(above)
+        folder_of_it = real[above]
+        if folder_of_it is None:
+            continue
+        path = os.path.join(folder_of_it, name)
         if os.path.islink(path):
             path = os.path.realpath(path)
         if path.startswith((root, beside)) and _INSTALLED not in path:
@@ -69,17 +70,18 @@ def user_files(folder: Path) -> dict[str, str]:
     return found
 
 
-def _is_linked(file: str, known: dict[str, str]) -> bool:
-    """Whether what was installed lies elsewhere, as a package under development does (`flit install --symlink`)."""
+def _was_installed(file: str, links: dict[str, str]) -> bool:
+    """Python's own and what was installed, but for what lies elsewhere in truth, as a package under development does
+    (`flit install --symlink`). To ask the system about each module takes 40 ms."""
     above, found, inside = file.partition(_INSTALLED)
     if not found:
-        return False
-    above += found
-    package = f"{above}{inside.partition(os.sep)[0]}"
-    for path in (above, package):
-        if path not in known:
-            known[path] = os.path.realpath(path)
-    return known[package] != os.path.join(known[above], os.path.basename(package))
+        return file.startswith(os.path.dirname(getattr(os, "__file__", None) or os.devnull) + os.sep)
+    packages = above + found
+    package = packages + inside.partition(os.sep)[0]
+    for path in (packages, package):
+        if path not in links:
+            links[path] = os.path.realpath(path)
+    return links[package] == os.path.join(links[packages], os.path.basename(package))
 
 
 def hash_of(path: str | Path) -> str | None:
