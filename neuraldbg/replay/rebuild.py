@@ -204,7 +204,7 @@ class Rebuilder:
         optimizer = taped.optimizer()
         if taped.refused is not None or optimizer is None:
             raise NotRecorded(f"step {taped.step} cannot be made again: {taped.refused or 'its optimizer is gone'}")
-        held = list(owned(optimizer))
+        held = owned(optimizer)
         for at, gradient in (taped.gradients or {}).items():
             held[at].grad = gradient.clone()
         if self.on_update is not None and taped.step == made.step:

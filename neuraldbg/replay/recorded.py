@@ -50,7 +50,7 @@ class Objects:
             root = self.models[int(owner[1:])]
             return None if root is None else root.get_parameter(name)
         optimizer = self.optimizers[int(owner)]
-        return None if optimizer is None else list(owned(optimizer))[int(name)]
+        return None if optimizer is None else owned(optimizer)[int(name)]
 
 
 class Recorded:

@@ -262,3 +262,60 @@ def test_a_weight_without_elements_has_no_size() -> None:
     assert _norm(torch.empty(0, 3)) == 0.0
     assert _norm(torch.full((2, 2), 3.0)) == 6.0
     assert math.isnan(_norm(torch.tensor([math.inf, 1.0])))
+
+
+class _Poisoned(torch.autograd.Function):
+    """The loss stays a number, and its gradient is none once `now` is set."""
+
+    now = False
+
+    @staticmethod
+    def forward(_: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient * math.nan if _Poisoned.now else gradient
+
+
+@pytest.mark.parametrize("line", [0, 1])
+def test_a_bad_gradient_is_told_with_the_line_of_its_own_backward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: int
+) -> None:
+    """Of backwards at lines that have long been usual nobody is told in quiet steps."""
+    monkeypatch.setattr(_Poisoned, "now", False)
+    lines = []
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with watching(tmp_path, budget=QUIET) as capture:
+        for step in range(80):
+            _Poisoned.now = step >= 70 and step % 2 == line
+            optimizer.zero_grad()
+            loss = _Poisoned.apply(model(torch.ones(4, 4))).square().mean()
+            if step % 2:
+                loss.backward()
+            else:
+                loss.backward()
+            lines.append(capture.core.recorder.line_of_source(capture.backward.source))
+            optimizer.step()
+            if _Poisoned.now:
+                break
+        assert capture.backward.smooth
+    assert facts(tmp_path, "origin")[-1]["backward_source"] == lines[-1] != lines[-2]
+
+
+def test_a_steep_loss_beside_a_smooth_one_is_told_of_every_backward(tmp_path: Path) -> None:
+    """What is held of its graph is let go of again, also where the other loss has nothing to hold."""
+    alive: list[weakref.ref[Tensor]] = []
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with watching(tmp_path, budget=QUIET):
+        for _ in range(80):
+            optimizer.zero_grad()
+            model(torch.ones(4, 4)).square().mean().backward()
+            root = torch.sqrt(model(torch.ones(4, 4)).square() + 1)
+            alive.append(weakref.ref(root))
+            root.mean().backward()
+            optimizer.step()
+            del root
+        assert sum(ref() is not None for ref in alive) <= 1

@@ -44,6 +44,9 @@ class BackwardWatch:
         self.stands_out = False  # it is no number, or far above the others: everybody is told
         self.closely = True  # everybody is told when one is done
         self.most = 0  # of them before an update, so far
+        self.source = -1  # line of the last one
+        self.smooth: set[int] = set()  # lines of whose losses nothing is kept for a search
+        self.by_scaler = False  # torch's GradScaler made the last loss larger
         self.unscaled: IdentityTable[Tensor] = IdentityTable()  # scaled loss -> the loss itself
         self._loss_site: int | None = None
         self._on_device = False
@@ -148,7 +151,7 @@ class BackwardWatch:
             check()
         if self.since_update == 0 and core.looking:
             self._look_for_old_gradients()
-        source = core.recorder.source(3)
+        source = self.source = core.recorder.source(3)
         loss = tensors if isinstance(tensors, Tensor) else _loss_of(tensors)
         site = self.loss_site if self._loss_site is None else self._loss_site
         core.recorder.call(Call.BACKWARD, site, source=source)
@@ -164,6 +167,8 @@ class BackwardWatch:
             if heard is core.moments and value < math.inf:
                 self._usual += _SMOOTH * (value - self._usual)
         core.tell(heard.backward_begun, loss, source)
+        if heard is not core.moments and (source not in self.smooth or loss is None or not loss.is_cpu):
+            core.tell(core.moments.backward_elsewhere, loss, source)
         end = now_ns()
         core.own_ns += end - start
         return end, core.own_ns
@@ -188,8 +193,10 @@ class BackwardWatch:
         name = self._lines.get(source)
         if name is None and len(self._lines) < LOSS_LINES:
             name = self._lines[source] = f"loss.{len(self._lines)}"
+        self.by_scaler = False
         if len(self.unscaled):
             itself = self.unscaled.get(loss)
+            self.by_scaler = itself is not None
             loss = loss if itself is None else itself
         if type(loss) is Tensor and loss.is_cpu and loss.numel() == 1 and loss.dtype in _PLAIN:
             value = item(loss)

@@ -25,12 +25,13 @@ from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import UNTIMED, LayerWatch
 from neuraldbg.capture.torch.passes import (
     CLONE_BYTES,
-    LightRecord,
     Pass,
     PassRecord,
     few_items,
     given_tensors,
+    light_record,
     output_digest,
+    pass_begun,
     tensors,
 )
 from neuraldbg.capture.torch.quick import QuickLayers
@@ -190,7 +191,7 @@ class PassWatch:
         grad = torch.is_grad_enabled()
         source = core.recorder.source(3)
         sampled = core.budget.full and core.budget.pass_in_full(core.own_ns, start)
-        one = Pass(self.count, layer, core.recorder.step, grad, start, source)
+        one = pass_begun(self.count, layer, core.recorder.step, grad, start, source)
         if sampled:
             one.sampled, one.looked = True, core.looking
         self.count += 1
@@ -220,7 +221,7 @@ class PassWatch:
         if one.sampled and (one.looked or one.step < RECORDED_STEPS) and few_items(inputs):
             self._record(one, module, root, inputs)
         elif one.entered is inputs[0] or few_items(inputs, LIGHT_ITEMS):
-            one.light = LightRecord(*inputs, random=one.model.random is not False)
+            one.light = light_record(*inputs, random=one.model.random is not False)
             one.entry_module = weakref.ref(module)
             if len(self.light) == RECORDED_PASSES:
                 _forget(self.light.popleft())

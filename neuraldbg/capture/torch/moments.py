@@ -16,6 +16,7 @@ class Moments:
     pass_ended: list[Notice] = field(default_factory=list)  # (pass, root module, (args, kwargs), outputs)
     layer_run: list[Notice] = field(default_factory=list)  # (module, Layer, pass, (args, kwargs, output)): full steps
     backward_begun: list[Notice] = field(default_factory=list)  # (loss or None, source id): the graph is whole
+    backward_elsewhere: list[Notice] = field(default_factory=list)  # the same at lines not `smooth`, in quiet steps
     backward_done: list[Notice] = field(default_factory=list)  # (loss or None)
     optimizer_created: list[Notice] = field(default_factory=list)  # (optimizer): its constructor has run
     update_begun: list[Notice] = field(default_factory=list)  # (optimizer, Known): before step() moves anything

@@ -139,21 +139,15 @@ class PassRecord:
             return entry(*args, **kwargs)
 
 
-class LightRecord:
-    """What is kept of a pass on every step, for a search that begins moments later: weak references to its inputs, the
-    state of torch's generator, autocast. Holds nothing alive; 3 us, so a plain class."""
+class LightRecord(tuple[Tensor | None, tuple[Any, Any], tuple[Autocast, ...]]):
+    """What is kept of a pass on every step, for a search that begins moments later: state of torch's generator, weak
+    references to its inputs, autocast. Holds nothing alive. A tuple, since a constructor is called through C."""
 
-    __slots__ = ("autocast", "inputs", "rng")
+    __slots__ = ()
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> None:
-        self.rng = torch.get_rng_state() if random else None
-        if len(args) == 1 and type(args[0]) is Tensor and not args[0].is_inference():  # mostly
-            self.inputs: tuple[Any, Any] = ((WeakValue((weakref.ref(args[0]), args[0]._version)),), {})
-        else:
-            self.inputs = (_weakly(args), {})
-        if kwargs:
-            self.inputs = (self.inputs[0], _weakly(kwargs))
-        self.autocast = casting() if _any_casting() else ()
+    @property
+    def inputs(self) -> tuple[Any, Any]:
+        return self[1]
 
     def firm(self, root: nn.Module) -> PassRecord | None:
         """A record that can be run again, with flags and buffers as they are now; None when an input is gone or has
@@ -162,8 +156,16 @@ class LightRecord:
             return None
         args, kwargs = map_leaves(self.inputs, WeakValue, lambda leaf: leaf.ref())
         now = PassRecord.take(root, args, kwargs, backwards=0)
-        rng = now.rng if self.rng is None else replace(now.rng, torch_cpu=self.rng)
-        return replace(now, rng=rng, autocast=self.autocast, grad_enabled=True)
+        drawn_from, _, autocast = self
+        rng = now.rng if drawn_from is None else replace(now.rng, torch_cpu=drawn_from)
+        return replace(now, rng=rng, autocast=autocast, grad_enabled=True)
+
+
+def light_record(args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> LightRecord:
+    alone = len(args) == 1 and type(args[0]) is Tensor and not args[0].is_inference()  # mostly
+    given = (WeakValue((weakref.ref(args[0]), args[0]._version)),) if alone else _weakly(args)
+    rng = torch.get_rng_state() if random else None
+    return LightRecord((rng, (given, _weakly(kwargs) if kwargs else {}), casting() if _any_casting() else ()))
 
 
 class WeakValue(tuple[Any, int | None]):
@@ -201,14 +203,13 @@ class Pass:
     arrived: dict[int, Tensor] | None = None  # gradients of its outputs, until the update
     entered: tuple[Tensor, ...] = ()  # tensors among its arguments, only while `pass_begun` is told
 
-    def __init__(self, number: int, entry: Layer, step: int, grad: bool, start_ns: int, source: int) -> None:
-        self.id = number
-        self.entry = entry
-        self.model: Model = entry.model
-        self.step = step
-        self.grad = grad
-        self.start_ns = start_ns
-        self.source = source
+    id: int
+    entry: Layer
+    model: Model
+    step: int
+    grad: bool
+    start_ns: int
+    source: int  # line
 
     @property
     def compiled(self) -> bool:
@@ -219,6 +220,14 @@ class Pass:
     @property
     def phase(self) -> Phase:
         return Phase.FORWARD if self.grad else Phase.EVAL
+
+
+def pass_begun(number: int, entry: Layer, step: int, grad: bool, start_ns: int, source: int) -> Pass:
+    """A constructor would be called through C, which takes longer than all it does."""
+    one = object.__new__(Pass)
+    one.id, one.entry, one.model = number, entry, entry.model
+    one.step, one.grad, one.start_ns, one.source = step, grad, start_ns, source
+    return one
 
 
 def output_digest(outputs: Any) -> int:

@@ -26,9 +26,9 @@ _first, _second = itemgetter(0), itemgetter(1)
 _Kept = list[tuple[int, Tensor, Tensor | None]]  # site, parameter, value before the step
 
 
-def owned(optimizer: Optimizer) -> Iterable[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def owned(optimizer: Optimizer) -> list[Tensor]:
+    """A generator would be a frame for each of them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class Sweep:

@@ -106,7 +106,7 @@ class UpdateWatch:
             self.core.budget.newcomer()
         one.groups = len(optimizer.param_groups)
         tree = self.core.tree
-        mine = list(owned(optimizer))
+        mine = owned(optimizer)
         sites = [tree.parameter_site.get(parameter) for parameter in mine]
         one.unknown = sum(site is None for site in sites)
         if rebuilt:

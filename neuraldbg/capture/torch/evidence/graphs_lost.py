@@ -163,4 +163,4 @@ def _look_below(root: Any, known: set[int]) -> tuple[bool, bool]:
 
 
 def _version(optimizer: Optimizer) -> int:
-    return sum(parameter._version for parameter in spread(list(owned(optimizer))))
+    return sum(parameter._version for parameter in spread(owned(optimizer)))

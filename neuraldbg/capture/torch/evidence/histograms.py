@@ -78,7 +78,7 @@ class Histograms:
     def _update_done(self, optimizer: Optimizer, _: Any) -> None:
         if not self.core.looking:
             return
-        tree, parameters = self.core.tree, list(owned(optimizer))
+        tree, parameters = self.core.tree, owned(optimizer)
         known, rests = self._swept.get(optimizer) or (0, 0)
         if known == len(parameters) and self.core.recorder.step < rests:
             return

@@ -214,7 +214,7 @@ class Ownership:
                 {
                     "optimizer": known.site,
                     "parameters": len(strange),
-                    "of": sum(1 for _ in owned(optimizer)),
+                    "of": len(owned(optimizer)),
                     "elements": sum(parameter.numel() for parameter in strange),
                     "held": sum(id(parameter) in held for parameter in strange),
                     "shapes": sorted({str(tuple(parameter.shape)) for parameter in strange})[:8],

@@ -134,7 +134,7 @@ class Births:
         if not stack:
             return
         kind = type(optimizer).__name__
-        mine = list(owned(optimizer))
+        mine = owned(optimizer)
         line = self._line("optimizer", kind, stack)
         made = Made(stack, kind, _settings(optimizer), [weakref.ref(p) for p in mine[:_LOOKED_AT]], len(mine))
         before = line.last

@@ -47,14 +47,11 @@ class OriginWatch:
         self.stop = capture.options.stop_on_nan
         self._places: dict[int, list[tuple[str, Path]]] = {}  # line of a backward -> steep places of its loss
         self._scaled: dict[int, bool] = {}  # the same lines: whether the script multiplies its loss
-        self._smooth: set[int] = set()  # and whether nothing is to be kept of its graph
         self._held: Held = []
-        self._source = -1
         self._factor: float | None = None
         self._loss_bad_at = -1
         self._skips = False
         self._graph_begun = False  # a pass with a graph since the last backward
-        self._by_scaler = False  # torch's GradScaler made this loss larger
         self._probes: IdentityTable[list[weakref.ref[Tensor]]] = IdentityTable()
         self._start: IdentityTable[float] = IdentityTable()  # parameter -> norm before its first update
         self._arm_at = capture.options.arm_step
@@ -64,13 +61,14 @@ class OriginWatch:
             ("pass_begun", self._pass_begun),
             ("pass_ended", self._pass_ended),
             ("backward_begun", self._backward_begun),
+            ("backward_elsewhere", self._backward_begun),
             ("backward_done", self._backward_done),
             ("update_begun", self._update_begun),
             ("update_done", self._update_done),
             ("ending", self._ending),
         ):
             early = moment in ("pass_begun", "pass_ended") and self._arm_at is None  # lines are learnt at first
-            rarely = moment == "backward_done" or (moment == "update_done" and self._arm_at is None)
+            rarely = moment in ("backward_begun", "backward_done") or (moment == "update_done" and self._arm_at is None)
             core.take_part(moment, "the origin of NaN", notice, early=early, rarely=rarely)
 
     # -- moments ------------------------------------------------------------------------------------------------------
@@ -91,12 +89,6 @@ class OriginWatch:
             self.lines.open()
 
     def _backward_begun(self, loss: Tensor | None, source: int) -> None:
-        if source in self._smooth and loss is not None and loss.is_cpu and not (self._held or self.lines.is_open):
-            latest = self.core.recorder.latest.get("loss", 0.0)
-            if latest - latest == 0.0:  # mostly
-                self._graph_begun, self._source, self._factor = False, source, None
-                self._by_scaler = loss in self.capture.backward.unscaled
-                return
         if self.lines.is_open:
             self.lines.close()
         self._graph_begun = False
@@ -104,8 +96,6 @@ class OriginWatch:
             self._held.clear()  # of an update that a GradScaler left out
         if loss is None or (not self.left and not self.stop):
             return
-        self._source = source
-        self._by_scaler = loss in self.capture.backward.unscaled
         early = self.core.recorder.step < FIRST_UPDATES
         if early:
             self.lines.learn(loss, source)
@@ -116,10 +106,12 @@ class OriginWatch:
         else:
             self._factor = factor_of(loss) if self._scaled[source] else None
         places = self._places[source]
+        smooth = self.capture.backward.smooth
         if places:
             self._held += hold(loss, places)
-        elif not early and not self._scaled[source]:
-            self._smooth.add(source)
+            smooth.clear()  # who holds anything is told of every backward: it may have to let go
+        elif not early and not self._scaled[source] and self.capture.passes.count:
+            smooth.add(source)
         if (loss.is_cuda or not math.isfinite(self.core.recorder.latest.get("loss", 0.0))) and self._loss_is_bad(loss):
             self._loss_bad_at = self.core.recorder.step
             self._find(lambda: self._behind_loss(loss, source), "the loss is not finite", loss)
@@ -230,7 +222,7 @@ class OriginWatch:
     def _updates_skipped(self) -> None:
         """Bad gradients, and backwards without an update: the script looks at them itself and leaves updates out. Its
         own business, so nothing stops here, and the searches are kept for later."""
-        if self._skips or self._by_scaler or self._loss_bad_at == self.core.recorder.step:
+        if self._skips or self.capture.backward.by_scaler or self._loss_bad_at == self.core.recorder.step:
             return
         self._skips = True
         left, stop, self.stop = self.left, self.stop, False
@@ -256,7 +248,7 @@ class OriginWatch:
                 event = self._mode.made(parameter.grad)
                 if event is not None and not_finite(parameter.grad):
                     return from_chain(self._mode.chain_to(event), "armed", self.core.recorder)
-        return self.search.behind_gradients(self._held, self._source)
+        return self.search.behind_gradients(self._held, self.capture.backward.source)
 
     def _find(self, look: Any, what: str, loss: Tensor | None) -> None:
         core = self.core
@@ -302,7 +294,7 @@ class OriginWatch:
             "backward": self.core.backwards,
             "update_skipped": self._skips and self.capture.backward.overdue(),
             "not_replayed": self.search.refused,
-            "backward_source": recorder.line_of_source(self._source),
+            "backward_source": recorder.line_of_source(self.capture.backward.source),
             "saved_batch": saved,
             "seconds": seconds,
         }
