@@ -192,3 +192,17 @@ def test_what_is_not_in_host_memory_is_copied_where_it_is(monkeypatch: pytest.Mo
     assert copies[0] is not None
     assert copies[0].is_meta
     assert copies[1] is None
+
+
+@pytest.mark.parametrize("size", [2**15 - 1, 2**15, 2**15 + 13, 2**16 + 16])
+def test_large_copies_are_whole_and_leave_their_neighbours_alone(size: int) -> None:
+    """They are written past the caches, in pieces of 64 bytes and what is left of them."""
+    values = [torch.arange(5.0), torch.randn(size), torch.arange(7.0)]
+    earlier = EarlierValues(under_budget=True)
+    for _ in range(3):  # the first time by torch
+        copies = earlier.take(values)
+        for copy, value in zip(copies, values, strict=True):
+            assert copy is not None
+            assert torch.equal(copy, value)
+        for value in values:
+            value += 1

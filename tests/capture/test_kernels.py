@@ -161,6 +161,27 @@ def test_a_swept_parameter_gives_its_value_its_gradient_and_its_move(dtype: torc
     assert host.moved_each([(after, before)]) == [(now, moved)] or math.isnan(step)
 
 
+@compiled
+@given(st.sampled_from([*FLOATS, Element.bfloat16]), SIZES.filter(bool), *(st.integers(0, 10**6),) * 2, st.booleans())
+@settings(max_examples=200)
+def test_any_move_is_measured_as_if_by_itself(element: Element, size: int, seed: int, other: int, wild: bool) -> None:
+    """Both in one loop, whatever is in them: NaN in the one or the other, no move at all, moves of every size."""
+    dtype = getattr(torch, element.name)
+    draw, shift = torch.Generator().manual_seed(seed), other % 10
+    before = torch.randn(size + shift, generator=draw).to(dtype)[shift:]
+    after = before + (1e-3 * torch.randn(size, generator=draw) * (torch.rand(size, generator=draw) < 0.5)).to(dtype)
+    if wild:
+        after = torch.from_numpy(some_bytes(element, size, other)).view(dtype)
+    spans = host.span_of(after), host.span_of(before)
+    by = stats.plain(after) - stats.plain(before)
+    for number in SETS:
+        (row,) = host.fused.sweep([(*spans[0], 0, 0, spans[1][0])], (number + 1) << 8)  # type: ignore[misc, index]
+        alone = host.fused.measure(*spans[0], (number + 1) << 8)  # type: ignore[misc]
+        assert_alike(row[0], alone)
+        assert WIDTH[element] == 2 or repr(row[0]) == repr(alone), "bit for bit, where nothing is decoded first"
+        assert_alike(row[2], host.fused.measure(*host.span_of(by), (number + 1) << 8))  # type: ignore[misc]
+
+
 def test_doubles_too_large_or_small_to_square_move_like_others() -> None:
     before = torch.tensor([1e200, -3e200, 0.0], dtype=torch.float64)
     rows = host.moved_each([(before * 1.5, before), (before * 1e-420, before * 0)])

@@ -68,6 +68,9 @@ typedef struct {
     chunk_sums (*sums_f64)(const loose_f64 *, size_t, double);
     chunk_sums (*sums_bf16)(const loose_u16 *, size_t, float); /* NULL = decode first */
     chunk_sums (*sums_f16)(const loose_u16 *, size_t, float);
+    /* sums of x and of x - old, by shifts of their own; NULL without vectors */
+    void (*moved_f32)(const loose_f32 *, const loose_f32 *, size_t, const float *, chunk_sums *);
+    void (*moved_f64)(const loose_f64 *, const loose_f64 *, size_t, const double *, chunk_sums *);
     void (*decode_f32)(const void *, int dtype, size_t, loose_f32 *);
     void (*decode_f64)(const void *, int dtype, size_t, loose_f64 *);
     void (*minus_f32)(const loose_f32 *, const loose_f32 *, size_t, loose_f32 *);

@@ -113,11 +113,16 @@ static const void *decoded(const instruction_set *set, const char *from, int dty
     return room;
 }
 
-static void look(const instruction_set *set, const void *values, int dtype, size_t n, double *shift_at, moments *all)
+static double shift_for(const void *values, int dtype, size_t n, double shift_at, const moments *all)
 {
     int first = all->finite + (double)(all->nans + all->infs) == 0;
-    double shift = !first ? *shift_at : is_wide(dtype) ? guess_f64(values, n) : guess_f32(values, n);
-    shift = is_whole(dtype) ? floor(shift) : shift;
+    double shift = !first ? shift_at : is_wide(dtype) ? guess_f64(values, n) : guess_f32(values, n);
+    return is_whole(dtype) ? floor(shift) : shift;
+}
+
+static void look(const instruction_set *set, const void *values, int dtype, size_t n, double *shift_at, moments *all)
+{
+    double shift = shift_for(values, dtype, n, *shift_at, all);
     if (is_wide(dtype)) {
         if (!set->sums_f64 || !taken(set->sums_f64(values, n, shift), shift, SMALL_DOUBLE, shift_at, all))
             *shift_at = careful_f64(values, n, 1.0, all);
@@ -197,23 +202,58 @@ static measured measure_one(const instruction_set *set, const char *at, int dtyp
     return out;
 }
 
+static void minus(const instruction_set *set, const void *a, const void *b, int wide, size_t n, void *out)
+{
+    if (wide)
+        set->minus_f64(a, b, n, out);
+    else
+        set->minus_f32(a, b, n, out);
+}
+
+#define GUESSED 64 /* elements: as many as a guess at the mean reads */
+
+/* Both of one chunk at once; 0 = one of them has to be read carefully, and nothing was taken. */
+static int look_at_both(const instruction_set *set, const void *values, const void *old, int dtype, size_t n,
+                        double shifts[2], moments *now, moments *moved)
+{
+    loose_f64 room[GUESSED];
+    int wide = is_wide(dtype);
+    chunk_sums sums[2];
+    moments both[2] = {*now, *moved};
+    if (!(wide ? (void *)set->moved_f64 : (void *)set->moved_f32))
+        return 0;
+    minus(set, values, old, wide, n < GUESSED ? n : GUESSED, room);
+    double near[2] = {shift_for(values, dtype, n, shifts[0], now),
+                      shift_for(room, dtype, n < GUESSED ? n : GUESSED, shifts[1], moved)};
+    float nearly[2] = {(float)near[0], (float)near[1]};
+    if (wide)
+        set->moved_f64(values, old, n, near, sums);
+    else
+        set->moved_f32(values, old, n, nearly, sums);
+    for (int i = 0; i < 2; i++)
+        if (!taken(sums[i], wide ? near[i] : nearly[i], wide ? SMALL_DOUBLE : SMALL_SQUARES, &near[i], &both[i]))
+            return 0;
+    shifts[0] = near[0], shifts[1] = near[1];
+    *now = both[0], *moved = both[1];
+    return 1;
+}
+
 /* A parameter as it is and how far it moved, in one pass over both. */
 static void measure_moved(const instruction_set *set, const char *at, const char *before, int dtype, int64_t n,
                           measured *now, measured *moved)
 {
-    double shift = 0, shift_moved = 0;
+    double shifts[2] = {0, 0};
     loose_f64 room[CHUNK], room_before[CHUNK];
     *now = *moved = (measured){n, nothing(), 1.0};
     for (int64_t start = 0; start < n; start += CHUNK) {
         size_t size = (size_t)(n - start < CHUNK ? n - start : CHUNK);
         const void *values = decoded(set, at + start * WIDTH[dtype], dtype, size, room);
         const void *old = decoded(set, before + start * WIDTH[dtype], dtype, size, room_before);
-        look(set, values, dtype, size, &shift, &now->of);
-        if (is_wide(dtype))
-            set->minus_f64(values, old, size, room_before);
-        else
-            set->minus_f32(values, old, size, (loose_f32 *)room_before);
-        look(set, room_before, dtype, size, &shift_moved, &moved->of);
+        if (look_at_both(set, values, old, dtype, size, shifts, &now->of, &moved->of))
+            continue;
+        look(set, values, dtype, size, &shifts[0], &now->of);
+        minus(set, values, old, is_wide(dtype), size, room_before);
+        look(set, room_before, dtype, size, &shifts[1], &moved->of);
     }
     if (dtype == F64) {
         scaled_again(at, NULL, n, now);

@@ -14,51 +14,91 @@ typedef int64_t NAME(vi64) __attribute__((vector_size(VB)));
 typedef uint32_t NAME(vu32) __attribute__((vector_size(VB)));
 typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
 
-/* Sums of one chunk in four sets of vectors. min and max ignore a NaN or do not: such a chunk is read again anyway. */
+/* Sums of one chunk: four vectors each of sums and squares, two of what does not depend on the order. min and max ignore
+   a NaN or do not: such a chunk is read again anyway. */
+#define HELD(S, VECTOR, COUNTS)                                                                                        \
+    VECTOR S##_sum[4] = {{0}}, S##_squares[4] = {{0}}, S##_low[2] = {far, far}, S##_high[2] = {-far, -far};            \
+    COUNTS S##_zeros[2] = {{0}};
+#define ADD(S, VECTOR, COUNTS, MIN, MAX, ZEROS, v, middle, k)                                                          \
+    d = (v) - (middle);                                                                                                \
+    S##_sum[k] += d;                                                                                                   \
+    S##_squares[k] += d * d;                                                                                           \
+    S##_low[(k) & 1] = (VECTOR)MIN(v, S##_low[(k) & 1]);                                                               \
+    S##_high[(k) & 1] = (VECTOR)MAX(v, S##_high[(k) & 1]);                                                             \
+    S##_zeros[(k) & 1] = (COUNTS)ZEROS(S##_zeros[(k) & 1], v);
+#define TOGETHER(S, VECTOR, MIN, MAX, out)                                                                             \
+    S##_sum[0] = (S##_sum[0] + S##_sum[1]) + (S##_sum[2] + S##_sum[3]);                                                \
+    S##_squares[0] = (S##_squares[0] + S##_squares[1]) + (S##_squares[2] + S##_squares[3]);                            \
+    S##_low[0] = (VECTOR)MIN(S##_low[0], S##_low[1]);                                                                  \
+    S##_high[0] = (VECTOR)MAX(S##_high[0], S##_high[1]);                                                               \
+    S##_zeros[0] += S##_zeros[1];                                                                                      \
+    for (size_t k = 0; k < LANES; k++) {                                                                               \
+        out.sum += S##_sum[0][k];                                                                                      \
+        out.squares += S##_squares[0][k];                                                                              \
+        out.low = S##_low[0][k] < out.low ? S##_low[0][k] : out.low;                                                   \
+        out.high = S##_high[0][k] > out.high ? S##_high[0][k] : out.high;                                              \
+        out.zeros += S##_zeros[0][k];                                                                                  \
+    }
+#define ADD_ONE(value, shift, out)                                                                                     \
+    do {                                                                                                               \
+        double value_ = (value), off_ = value_ - (double)(shift);                                                      \
+        out.sum += off_;                                                                                               \
+        out.squares += off_ * off_;                                                                                    \
+        out.low = value_ < out.low ? value_ : out.low;                                                                 \
+        out.high = value_ > out.high ? value_ : out.high;                                                              \
+        out.zeros += value_ == 0;                                                                                      \
+    } while (0)
 #define SUMS(FUNCTION, SCALAR, ELEMENT, VECTOR, COUNTS, MIN, MAX, ZEROS, LOAD, ONE)                                    \
     static TARGET chunk_sums FUNCTION(const ELEMENT *x, size_t n, SCALAR shift)                                        \
     {                                                                                                                  \
         enum { LANES = VB / sizeof(SCALAR), STEP = 4 * LANES };                                                        \
-        VECTOR sum[4] = {{0}}, squares[4] = {{0}}, low[4], high[4], v, d;                                              \
-        COUNTS zeros[4] = {{0}};                                                                                       \
         const VECTOR nought = {0}, far = nought + (SCALAR)INFINITY, middle = nought + shift;                           \
+        VECTOR v, d;                                                                                                   \
+        HELD(all, VECTOR, COUNTS)                                                                                      \
         chunk_sums out = {(double)n, 0, 0, INFINITY, -INFINITY, 0};                                                    \
         size_t i = 0;                                                                                                  \
-        for (int k = 0; k < 4; k++)                                                                                    \
-            low[k] = far, high[k] = -far;                                                                              \
         for (; i + STEP <= n; i += STEP) {                                                                             \
             _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
             {                                                                                                          \
                 LOAD(v, x + i, k);                                                                                     \
-                d = v - middle;                                                                                        \
-                sum[k] += d;                                                                                           \
-                squares[k] += d * d;                                                                                   \
-                low[k] = (VECTOR)MIN(v, low[k]);                                                                       \
-                high[k] = (VECTOR)MAX(v, high[k]);                                                                     \
-                zeros[k] = (COUNTS)ZEROS(zeros[k], v);                                                                 \
+                ADD(all, VECTOR, COUNTS, MIN, MAX, ZEROS, v, middle, k)                                                \
             }                                                                                                          \
         }                                                                                                              \
-        sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                                \
-        squares[0] = (squares[0] + squares[1]) + (squares[2] + squares[3]);                                            \
-        low[0] = (VECTOR)MIN((VECTOR)MIN(low[0], low[1]), (VECTOR)MIN(low[2], low[3]));                                \
-        high[0] = (VECTOR)MAX((VECTOR)MAX(high[0], high[1]), (VECTOR)MAX(high[2], high[3]));                           \
-        zeros[0] += zeros[1] + zeros[2] + zeros[3];                                                                    \
-        for (size_t k = 0; k < LANES; k++) {                                                                           \
-            out.sum += sum[0][k];                                                                                      \
-            out.squares += squares[0][k];                                                                              \
-            out.low = low[0][k] < out.low ? low[0][k] : out.low;                                                       \
-            out.high = high[0][k] > out.high ? high[0][k] : out.high;                                                  \
-            out.zeros += zeros[0][k];                                                                                  \
-        }                                                                                                              \
-        for (; i < n; i++) {                                                                                           \
-            double value = ONE(x[i]), off = value - (double)shift;                                                     \
-            out.sum += off;                                                                                            \
-            out.squares += off * off;                                                                                  \
-            out.low = value < out.low ? value : out.low;                                                               \
-            out.high = value > out.high ? value : out.high;                                                            \
-            out.zeros += value == 0;                                                                                   \
-        }                                                                                                              \
+        TOGETHER(all, VECTOR, MIN, MAX, out)                                                                           \
+        for (; i < n; i++)                                                                                             \
+            ADD_ONE(ONE(x[i]), shift, out);                                                                            \
         return out;                                                                                                    \
+    }
+/* Of a chunk and of how far it moved since, in one loop: what moved is never written down. */
+#define MOVED(FUNCTION, SCALAR, ELEMENT, VECTOR, COUNTS, MIN, MAX, ZEROS)                                              \
+    static TARGET void FUNCTION(const ELEMENT *x, const ELEMENT *old, size_t n, const SCALAR *shifts, chunk_sums *to)  \
+    {                                                                                                                  \
+        enum { LANES = VB / sizeof(SCALAR), STEP = 4 * LANES };                                                        \
+        const VECTOR nought = {0}, far = nought + (SCALAR)INFINITY;                                                    \
+        const VECTOR middle = nought + shifts[0], middle_moved = nought + shifts[1];                                   \
+        VECTOR v, before, d;                                                                                           \
+        HELD(now, VECTOR, COUNTS)                                                                                      \
+        HELD(moved, VECTOR, COUNTS)                                                                                    \
+        chunk_sums out = {(double)n, 0, 0, INFINITY, -INFINITY, 0}, out_moved = out;                                   \
+        size_t i = 0;                                                                                                  \
+        for (; i + STEP <= n; i += STEP) {                                                                             \
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
+            {                                                                                                          \
+                memcpy(&v, (const char *)(x + i) + k * VB, VB);                                                        \
+                memcpy(&before, (const char *)(old + i) + k * VB, VB);                                                 \
+                ADD(now, VECTOR, COUNTS, MIN, MAX, ZEROS, v, middle, k)                                                \
+                v -= before;                                                                                           \
+                ADD(moved, VECTOR, COUNTS, MIN, MAX, ZEROS, v, middle_moved, k)                                        \
+            }                                                                                                          \
+        }                                                                                                              \
+        TOGETHER(now, VECTOR, MIN, MAX, out)                                                                           \
+        TOGETHER(moved, VECTOR, MIN, MAX, out_moved)                                                                   \
+        for (; i < n; i++) {                                                                                           \
+            SCALAR moved_by = x[i] - old[i];                                                                           \
+            ADD_ONE(x[i], shifts[0], out);                                                                             \
+            ADD_ONE(moved_by, shifts[1], out_moved);                                                                   \
+        }                                                                                                              \
+        to[0] = out, to[1] = out_moved;                                                                                \
     }
 #define AS_IT_IS(x) (x)
 #define LOAD_PLAIN(v, from, k) memcpy(&v, (const char *)(from) + (k)*VB, VB)
@@ -75,10 +115,17 @@ SUMS(NAME(sums_bf16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, 
 #ifdef LOAD_F16
 SUMS(NAME(sums_f16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_F16, from_f16)
 #endif
+MOVED(NAME(moved_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32)
+MOVED(NAME(moved_f64), double, loose_f64, NAME(vd), NAME(vi64), MIN_F64, MAX_F64, ZEROS_F64)
 #undef LOAD_BF16
 #undef LOAD_PLAIN
 #undef AS_IT_IS
 #undef SUMS
+#undef MOVED
+#undef ADD_ONE
+#undef TOGETHER
+#undef ADD
+#undef HELD
 #endif
 
 static TARGET void NAME(minus_f32)(const loose_f32 *a, const loose_f32 *b, size_t n, loose_f32 *out)
@@ -278,6 +325,8 @@ static const instruction_set NAME(set) = {
     .sums_f32 = NAME(sums_f32),
     .sums_f64 = NAME(sums_f64),
     .sums_bf16 = NAME(sums_bf16),
+    .moved_f32 = NAME(moved_f32),
+    .moved_f64 = NAME(moved_f64),
 #ifdef LOAD_F16
     .sums_f16 = NAME(sums_f16),
 #endif
