@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.passes import output_digest
+from neuraldbg.capture.torch.passes import output_digest, tensors
 from neuraldbg.capture.torch.recording import hashing
 from neuraldbg.capture.torch.recording.hashing import Hasher, LateDigest, LateSums, settled, sums_by_torch
 from neuraldbg.capture.torch.stats import digest_of
@@ -44,3 +46,9 @@ def test_a_moved_or_changed_element_is_another_hash() -> None:
     changed = tensor.clone()
     changed.view(torch.int32)[9] ^= 1
     assert len({before, LateDigest([late(moved)]).read(), LateDigest([late(changed)]).read()}) == 3
+
+
+@pytest.mark.parametrize("outputs", [torch.arange(6.0), (torch.ones(2), torch.zeros(3)), {"a": torch.ones(1)}, ()])
+def test_outputs_have_the_hash_that_a_pass_has_taken(outputs: Any) -> None:
+    hasher = Hasher()
+    assert hasher.of_outputs(outputs) == output_digest(outputs) == hasher.of(*tensors(outputs))

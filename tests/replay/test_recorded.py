@@ -17,9 +17,9 @@ from neuraldbg.capture.torch.attach import Options, TorchCapture
 from neuraldbg.capture.torch.recording import disk, taking, tensorfile
 from neuraldbg.capture.torch.recording.disk import DiskTape
 from neuraldbg.capture.torch.recording.spool import FOLDER
-from neuraldbg.capture.torch.recording.structure import Structure
 from neuraldbg.capture.torch.recording.taking import Recording
 from neuraldbg.capture.torch.recording.tape import TapedBackward
+from neuraldbg.capture.torch.structures import Structure
 from neuraldbg.errors import NotRecorded
 from neuraldbg.replay.rebuild import Rebuilder
 from neuraldbg.replay.recorded import Objects, Recorded
@@ -318,4 +318,4 @@ def test_a_child_that_lies_where_another_one_was_is_a_new_structure() -> None:
     known = Structure.of(model)
     model[1] = torch.nn.BatchNorm1d(2)
     known.children = [id(child) for child in model.children()]  # as if it had the same address
-    assert known.living() is None
+    assert known.look() is None

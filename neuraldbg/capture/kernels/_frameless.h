@@ -1,4 +1,4 @@
-/* What _rows.h, _calls.h, _fetches.h and _reader.h add to the module. */
+/* What _rows.h, _calls.h, _fetches.h, _reader.h and _taking.h add to the module. */
 #ifdef HAVE_LAYERS
 
 static int add_frameless(PyObject *module)
@@ -9,7 +9,9 @@ static int add_frameless(PyObject *module)
     } names[] = {{&S_step, "step"},       {&S_at_step, "at_step"},        {&S_pass_id, "pass_id"}, {&S_digest, "digest"},
                  {&S_value, "value"},     {&S_duration, "duration_ns"},   {&S_aux, "aux"},         {&S_source, "source"},
                  {&S_site, "site"},       {&S_undisturbed, "undisturbed"}, {&S_broken, "broken"},  {&S_on, "on"},
-                 {&S_enter, "__enter__"}, {&S_exit, "__exit__"}};
+                 {&S_enter, "__enter__"}, {&S_exit, "__exit__"},         {&S_version, "_version"},
+                 {&S_training, "training"}, {&S_own_parameters, "_parameters"}, {&S_own_buffers, "_buffers"},
+                 {&S_own_modules, "_modules"}};
     struct {
         PyTypeObject **at;
         PyType_Spec *spec;

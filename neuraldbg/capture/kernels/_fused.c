@@ -334,6 +334,9 @@ static PyMethodDef methods[] = {
     {"shield", new_shield, METH_VARARGS, shield_doc},
     {"hang", (PyCFunction)(void (*)(void))hang_on, METH_FASTCALL, hang_doc},
     {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL, keep_doc},
+    {"mark", (PyCFunction)(void (*)(void))mark, METH_FASTCALL, mark_doc},
+    {"as_marked", (PyCFunction)(void (*)(void))as_marked, METH_FASTCALL, as_marked_doc},
+    {"surroundings", (PyCFunction)(void (*)(void))surroundings_of, METH_FASTCALL, surroundings_doc},
     {"instances_of", (PyCFunction)(void (*)(void))instances_of, METH_FASTCALL, instances_doc},
     {"tell", (PyCFunction)(void (*)(void))tell, METH_FASTCALL, tell_doc},
 #endif

@@ -78,6 +78,8 @@ static PyObject *reader_finite(PyObject *self, PyObject *refs)
     Py_RETURN_TRUE;
 }
 
+#include "_taking.h"
+
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     PyObject *tensor, *other, *strided, *dtypes;
@@ -195,6 +197,7 @@ static PyMethodDef reader_methods[] = {
     {"measured", reader_measured, METH_O, measured_doc},
     {"finite", reader_finite, METH_O, finite_doc},
     {"hashed", (PyCFunction)(void (*)(void))reader_hashed, METH_FASTCALL, hashed_doc},
+    {"gradients", (PyCFunction)(void (*)(void))reader_gradients, METH_FASTCALL, some_gradients_doc},
     {"rows", (PyCFunction)(void (*)(void))reader_rows, METH_FASTCALL, rows_of_doc},
     {NULL, NULL, 0, NULL},
 };

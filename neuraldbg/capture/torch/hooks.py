@@ -36,6 +36,7 @@ from neuraldbg.capture.torch.passes import (
 )
 from neuraldbg.capture.torch.quick import QuickLayers
 from neuraldbg.capture.torch.stats import identity_of
+from neuraldbg.capture.torch.structures import Structures, copies_of, named_buffers
 from neuraldbg.records import Call, Kind
 
 FIRST_PASSES = 4  # of a model, of which everybody is told
@@ -55,6 +56,7 @@ class PassWatch:
         self.core = core
         self.count = 0
         self.open: deque[Pass] = deque()
+        self.structures = Structures()
         self.current: deque[Pass] = deque()  # passes since the last update, with their records
         self.light: deque[Pass] = deque()  # the others
         shield = core.guard.shield
@@ -211,7 +213,7 @@ class PassWatch:
         if not (usual and model.threads) or core.trainers > 1:
             model.threads[get_ident()] = model.passes
         core.tell((core.heard if usual else core.moments).pass_begun, one, root, args, kwargs)
-        one.entered = ()
+        one.entered, one.around = (), None
         one.start_ns = now_ns()
         one.own_before = core.own_ns = core.own_ns + one.start_ns - start
         return one
@@ -228,7 +230,9 @@ class PassWatch:
             self.light.append(one)
 
     def _record(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
-        size = sum(buffer.numel() * buffer.element_size() for buffer in root.buffers())
+        around = one.around = self.structures.look(root)
+        buffers = named_buffers(around)
+        size = sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
         size += sum(min(t.numel() * t.element_size(), CLONE_BYTES) for t in tensors(inputs))
         while self.current and (len(self.current) == RECORDED_PASSES or self._recorded_bytes + size > RECORDED_BYTES):
             oldest = self.current.popleft()
@@ -238,7 +242,8 @@ class PassWatch:
             return
         self._recorded_bytes += size
         one.record_bytes = size
-        one.record = PassRecord.take(root, *inputs, backwards=self.core.backwards)
+        known: dict[str, Any] = {"buffers": copies_of(buffers) if buffers else {}, "training": around[0]}
+        one.record = PassRecord.take(root, *inputs, backwards=self.core.backwards, **known)
         one.entry_module = weakref.ref(module)
         self.current.append(one)
 

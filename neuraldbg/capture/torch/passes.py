@@ -4,7 +4,6 @@ outputs."""
 from __future__ import annotations
 
 import random
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -13,10 +12,12 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from typing import Any
 
+import numpy.random  # here and not by the first pass, in which it would take 8 ms
 import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.stats import digest_of
+from neuraldbg.capture.torch.structures import copies_of
 from neuraldbg.capture.torch.tree import Layer, Model
 from neuraldbg.records import Phase
 
@@ -24,7 +25,7 @@ MOST_ITEMS = 4096  # in the arguments of a pass that is kept
 LOOKED_AT = 512  # items of an argument or output that are searched for tensors
 UNCHECKED = -1
 CASTING = ("cpu", "cuda")  # devices whose operations may be cast
-_any_casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+any_casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
 
 
@@ -39,18 +40,16 @@ class RngState:
 
     @classmethod
     def take(cls) -> RngState:
-        numpy = sys.modules.get("numpy")
         cuda = None
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             cuda = tuple(torch.cuda.get_rng_state(device) for device in range(torch.cuda.device_count()))
-        state = None if numpy is None else numpy.random.get_state()
-        return cls(torch.get_rng_state(), random.getstate(), state, cuda)
+        return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state(), cuda)
 
     def restore(self) -> None:
         torch.set_rng_state(self.torch_cpu)
         random.setstate(self.python)
         if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
+            numpy.random.set_state(self.numpy)
         for device, state in enumerate(self.cuda or ()):
             torch.cuda.set_rng_state(state, device)
 
@@ -112,8 +111,7 @@ class PassRecord:
     ) -> PassRecord:
         """`buffers` and `training`: copies of them, where somebody has made some."""
         if buffers is None:
-            with torch.no_grad():
-                buffers = {name: buffer.detach().clone() for name, buffer in root.named_buffers()}
+            buffers = copies_of(dict(root.named_buffers()))
         return cls(
             rng=RngState.take(),
             args=map_tensors(args, _keep),
@@ -165,7 +163,7 @@ def light_record(args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool)
     alone = len(args) == 1 and type(args[0]) is Tensor and not args[0].is_inference()  # mostly
     given = (WeakValue((weakref.ref(args[0]), args[0]._version)),) if alone else _weakly(args)
     rng = torch.get_rng_state() if random else None
-    return LightRecord((rng, (given, _weakly(kwargs) if kwargs else {}), casting() if _any_casting() else ()))
+    return LightRecord((rng, (given, _weakly(kwargs) if kwargs else {}), casting() if any_casting() else ()))
 
 
 class WeakValue(tuple[Any, int | None]):
@@ -202,6 +200,7 @@ class Pass:
     light: LightRecord | None = None
     arrived: dict[int, Tensor] | None = None  # gradients of its outputs, until the update
     entered: tuple[Tensor, ...] = ()  # tensors among its arguments, only while `pass_begun` is told
+    around: Any = None  # Surroundings, likewise, where somebody has looked
 
     id: int
     entry: Layer

@@ -49,9 +49,12 @@ class Memory:
         """Room for a copy, laid out as `torch.empty_like` does."""
         if self._memory is None:
             self._memory = memory_of(self._size)
+        size = value.nbytes
+        piece = self._memory.narrow(0, self.at, size)
+        self.at += room_for(size)
+        if value.is_contiguous() and min(value.shape, default=2) > 1:  # of others, strides may be anything
+            return piece.view(value.dtype).view(value.shape)
         dense = torch.empty_like(value, device="meta")  # its strides
-        piece = self._memory.narrow(0, self.at, value.nbytes)
-        self.at += room_for(value.nbytes)
         return piece.view(value.dtype).as_strided(dense.shape, dense.stride())
 
 

@@ -28,7 +28,10 @@ _Kept = list[tuple[int, Tensor, Tensor | None]]  # site, parameter, value before
 
 def owned(optimizer: Optimizer) -> list[Tensor]:
     """A generator would be a frame for each of them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    held: list[Tensor] = []
+    for group in optimizer.param_groups:
+        held += group["params"]
+    return held
 
 
 class Sweep:

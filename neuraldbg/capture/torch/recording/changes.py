@@ -31,4 +31,4 @@ def zeroed(owner: Any, set_to_none: bool = True) -> tuple[list[Any], tuple[Any, 
 def unscaled(
     _: Any, optimizer: Optimizer, inv_scale: Tensor, *__: Any, **___: Any
 ) -> tuple[list[Any], tuple[Any, ...]]:
-    return list(owned(optimizer)), (inv_scale.clone(),)
+    return owned(optimizer), (inv_scale.clone(),)

@@ -13,7 +13,8 @@ from neuraldbg.capture.torch.passes import KeptTensor, NamedItems, RngState
 from neuraldbg.capture.torch.recording.structure import Layout
 from neuraldbg.capture.torch.recording.tensorfile import writable
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+_HELD = (Tensor, KeptTensor)
 
 
 class Unwritable(Exception):
@@ -62,10 +63,10 @@ class Encoder:
         return found
 
     def value(self, value: Any) -> Any:
-        if isinstance(value, Tensor | KeptTensor):
-            return self.tensor(value.tensor if isinstance(value, KeptTensor) else value)
         if type(value) in _PLAIN:
             return value
+        if isinstance(value, _HELD):
+            return self.tensor(value.tensor if isinstance(value, KeptTensor) else value)
         if isinstance(value, NamedItems):
             return {"named": f"{value.kind.__module__}:{value.kind.__qualname__}", "of": self.value(list(value.items))}
         if type(value) is tuple:
@@ -191,7 +192,7 @@ class Generators:
 
     def _same(self, name: str, state: Any, equal: Callable[[Any, Any], bool]) -> Any:
         known = self._last.get(name)
-        if known is not None and equal(known[0], state):
+        if known is not None and (known[0] is state or equal(known[0], state)):
             return known[1]
         told = {"torch": self._torch, "python": self._python, "numpy": self._numpy}[name](state)
         self._last[name] = (state, told)

@@ -191,7 +191,7 @@ class DiskTape:
         self._stale = True  # what follows begins anew
 
     def _add_call(self, entry: TapedCall, told: dict[str, Any]) -> None:
-        held = [p for p in (ref() for ref in entry.parameters) if p is not None]
+        held = [p for ref in entry.parameters if (p := ref()) is not None]
         told |= {"kind": "call", "name": entry.name, "of": self.names.parameters(held)}
         self._put(Item(told, values={"amounts": entry.amounts}))
 

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt_or_why
+from neuraldbg.capture.kernels import host
 from neuraldbg.capture.kernels.device import DevicePass, readable
 from neuraldbg.capture.kernels.twin import KEYS, hash_from_sums
 from neuraldbg.capture.torch.passes import tensors
 from neuraldbg.capture.torch.stats import digest_of, measurable, salted
 
+HASHED_BYTES: Final = 2 * 2**20  # of gradients, in one update: of more, others have their turn in the next one
+HASHED_ON_DEVICE: Final = 4  # gradients of one update: each is several launches
 PIECE: Final = 2**20  # words of 8 bytes that are hashed at a time where there is no kernel: bounds the memory it takes
 _HALF: Final = 0xFFFFFFFF
 _GOLDEN: Final = 0x9E3779B97F4A7C15 - 2**64
@@ -84,7 +87,7 @@ class Hasher:
         return part if isinstance(part, int) else LateDigest([part])
 
     def of_outputs(self, outputs: Any) -> Digest:
-        return self.of(*tensors(outputs))
+        return self.of_one(outputs) if isinstance(outputs, Tensor) else self.of(*tensors(outputs))
 
     def now_sync(self, *given: Tensor) -> int:
         return settled(self.of(*given))
@@ -116,6 +119,41 @@ class Hasher:
                 return sums
             self._passes[device] = None
         return sums_by_torch(values)
+
+
+class HashesInTurn:
+    """Of the gradients of an update: of all, or of as many as take no time, each in its turn."""
+
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
+        self._turn = 0  # of the parameter whose gradient is hashed next
+        self._all_at_once = host.gradient_hashes  # None where there is no kernel, or one of them was not for it
+
+    def of_gradients(self, held: list[Tensor]) -> dict[int, Digest]:
+        """By position."""
+        hashes = None if self._all_at_once is None else self._all_at_once(held, self._turn, HASHED_BYTES)
+        if hashes is None:
+            self._all_at_once = None
+            return self._one_by_one(held)
+        found, after = hashes
+        self._turn = self._turn if after is None else after
+        return {at: salted(hashed, shape, dtype) for at, hashed, shape, dtype in found}
+
+    @torch.no_grad()
+    def _one_by_one(self, held: list[Tensor]) -> dict[int, Digest]:
+        found: dict[int, Digest] = {}
+        read = launched = 0
+        for number in range(len(held)):
+            at = (self._turn + number) % len(held)
+            gradient = held[at].grad
+            if gradient is not None:
+                found[at] = self._hasher.of_one(gradient)
+                read += gradient.numel() * gradient.element_size()
+                launched += gradient.is_cuda
+            if read > HASHED_BYTES or launched >= HASHED_ON_DEVICE:
+                self._turn = at + 1
+                break
+        return found
 
 
 def settled(digest: Digest) -> int:

@@ -6,7 +6,7 @@ The gradient of a language model's output is the largest tensor of its step; its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -83,7 +83,6 @@ class Remade:
         return made, hasher.now_sync(made) == digest if digest else None
 
 
-@torch.no_grad()
 def loss_of(loss: Tensor) -> Loss | None:
     """None where it is anything else."""
     factors: list[tuple[str, Tensor]] = []
@@ -133,7 +132,7 @@ def _signed(number: int) -> int:
 
 def told_loss(loss: Loss) -> dict[str, Any]:
     """As values that can be written."""
-    return {each.name: getattr(loss, each.name) for each in fields(loss)}
+    return dict(vars(loss))
 
 
 def loss_from(told: Mapping[str, Any] | None) -> Loss | None:

@@ -36,8 +36,9 @@ class Names:
             return known[0]
         number = len(self.models)
         self._model[root] = [number]
-        self.models.append({**describe_model(root), "site": site})
-        for path, parameter in root.named_parameters():
+        named = list(root.named_parameters())
+        self.models.append({**describe_model(root, named), "site": site})
+        for path, parameter in named:
             if parameter not in self._parameter:
                 self._parameter[parameter] = f"m{number}:{path}"
         self.changed = True
@@ -71,15 +72,16 @@ class Names:
         return self._parameter.get(parameter)
 
     def parameters(self, given: Iterable[Tensor]) -> list[Key | None]:
-        return [self._parameter.get(each) for each in given]
+        return list(map(self._parameter.get, given))
 
 
-def describe_model(root: nn.Module) -> dict[str, Any]:
-    """What has to be the same for a recording to fit."""
+def describe_model(root: nn.Module, parameters: Iterable[tuple[str, Tensor]] | None = None) -> dict[str, Any]:
+    """What has to be the same for a recording to fit. `parameters`: its own by name, where somebody has them."""
+    parameters = root.named_parameters() if parameters is None else parameters
     return {
         "class": type(root).__name__,
         "modules": [[path, type(module).__name__] for path, module in root.named_modules()],
-        "parameters": [[path, *form_of(p)] for path, p in root.named_parameters()],
+        "parameters": [[path, *form_of(p)] for path, p in parameters],
         "buffers": [[path, *form_of(b)] for path, b in root.named_buffers()],
     }
 

@@ -5,18 +5,19 @@ Small buffers of one type are copied into one tensor: of a ResNet's sixty, two c
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.structures import Structures, Surroundings
 
 SMALL_BUFFER: Final = 2**16  # bytes: BatchNorm moves its buffers without their version counter telling
 Kind = tuple[torch.dtype, torch.device]
+Flags = tuple[bool, ...]
 
 
 @dataclass(eq=False)
@@ -65,58 +66,44 @@ class Buffers(Mapping[str, Tensor]):
         return len(self._parts())
 
 
-@dataclass(eq=False)
-class Structure:
-    """Of one model. Holds nothing of it alive."""
-
-    modules: list[tuple[str, weakref.ref[nn.Module]]]
-    children: list[int]
-    layouts: dict[tuple[Kind, tuple[str, ...], tuple[Any, ...]], Layout] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, root: nn.Module) -> Structure:
-        named = list(root.named_modules())
-        return cls([(path, weakref.ref(module)) for path, module in named], _children([each for _, each in named]))
-
-    def living(self) -> list[tuple[str, nn.Module]] | None:
-        """Its modules by path; None where it is no longer built like this."""
-        found = [(path, module) for path, ref in self.modules if (module := ref()) is not None]
-        whole = len(found) == len(self.modules)  # a new child may lie where one was that is gone
-        return found if whole and _children([module for _, module in found]) == self.children else None
-
-
-def _children(modules: list[nn.Module]) -> list[int]:
-    return [id(child) for module in modules for child in module._modules.values()]
+Layouts = dict[tuple[Kind, tuple[str, ...], tuple[Any, ...]], Layout]
 
 
 class Around:
-    """Remembers how models are built, and looks whether they still are."""
+    """Remembers what it has copied."""
 
     def __init__(self) -> None:
-        self._structures: IdentityTable[Structure] = IdentityTable()
+        self._structures = Structures()
+        self._layouts: IdentityTable[Layouts] = IdentityTable()  # of a model's buffers
         self._large: IdentityTable[tuple[int, Tensor]] = IdentityTable()  # buffer -> version and copy of it
 
-    @torch.no_grad()
-    def look(self, root: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...], Buffers]:
-        structure = self._structures.get(root)
-        modules = None if structure is None else structure.living()
-        if structure is None or modules is None:
-            structure = self._structures[root] = Structure.of(root)
-            modules = structure.living() or []
-        training, trainable = [], []
+    def look(self, root: nn.Module, seen: Surroundings | None = None) -> tuple[Flags, Flags, Buffers]:
+        """`seen`: where somebody has looked a moment ago."""
+        training, trainable, buffers = self._structures.look(root) if seen is None else seen
         small: dict[Kind, list[tuple[str, Tensor]]] = {}
         single: dict[str, Tensor] = {}
-        for path, module in modules:
-            training.append(module.training)
-            trainable += [p.requires_grad for p in module._parameters.values() if p is not None]
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    key = f"{path}.{name}" if path else name
-                    if _is_small(buffer):
-                        small.setdefault((buffer.dtype, buffer.device), []).append((key, buffer))
-                    else:
-                        single[key] = self._copied(buffer)
-        return tuple(training), tuple(trainable), Buffers(single, _packed(small, structure))
+        for path, name, buffer in buffers:
+            key = f"{path}.{name}" if path else name
+            if _is_small(buffer):
+                small.setdefault((buffer.dtype, buffer.device), []).append((key, buffer))
+            else:
+                single[key] = self._copied(buffer)
+        return training, trainable, Buffers(single, self._packed(root, small) if small else [])
+
+    @torch.no_grad()
+    def _packed(self, root: nn.Module, small: dict[Kind, list[tuple[str, Tensor]]]) -> list[tuple[Layout, Tensor]]:
+        found = []
+        layouts = self._layouts.get(root)
+        if layouts is None:
+            layouts = self._layouts[root] = {}
+        for kind, named in small.items():
+            names, shapes = tuple(name for name, _ in named), tuple(each.shape for _, each in named)
+            layout = layouts.get((kind, names, shapes))
+            if layout is None:
+                layout = layouts[kind, names, shapes] = Layout(names, tuple(tuple(each) for each in shapes))
+            flat = [each if each.dim() == 1 else each.reshape(-1) for _, each in named]
+            found.append((layout, torch.cat(flat) if len(flat) > 1 else flat[0].clone()))
+        return found
 
     def _copied(self, buffer: Tensor) -> Tensor:
         """One that has not been written to since is copied once."""
@@ -136,15 +123,3 @@ def _is_small(buffer: Tensor) -> bool:
         and buffer.is_contiguous()
         and buffer.numel() * buffer.element_size() <= SMALL_BUFFER
     )
-
-
-def _packed(small: dict[Kind, list[tuple[str, Tensor]]], structure: Structure) -> list[tuple[Layout, Tensor]]:
-    found = []
-    for kind, named in small.items():
-        names, shapes = tuple(name for name, _ in named), tuple(each.shape for _, each in named)
-        layout = structure.layouts.get((kind, names, shapes))
-        if layout is None:
-            layout = structure.layouts[kind, names, shapes] = Layout(names, tuple(tuple(each) for each in shapes))
-        flat = [each if each.dim() == 1 else each.reshape(-1) for _, each in named]
-        found.append((layout, torch.cat(flat) if len(flat) > 1 else flat[0].clone()))
-    return found

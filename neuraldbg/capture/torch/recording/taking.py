@@ -6,7 +6,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -16,14 +15,16 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch.core import Core, now_ns
-from neuraldbg.capture.torch.passes import Pass, PassRecord, casting, few_items, tensors
+from neuraldbg.capture.torch.passes import LOOKED_AT, Pass, PassRecord, any_casting, casting, few_items, tensors
 from neuraldbg.capture.torch.patches import Patches
 from neuraldbg.capture.torch.pieces import copied
 from neuraldbg.capture.torch.recording.changes import clipped, listed, unscaled, zeroed
 from neuraldbg.capture.torch.recording.ferry import room_for
-from neuraldbg.capture.torch.recording.hashing import Digest, Hasher
+from neuraldbg.capture.torch.recording.hashing import Hasher, HashesInTurn
 from neuraldbg.capture.torch.recording.losses import Loss, Remade, loss_of
+from neuraldbg.capture.torch.recording.marks import GradientMarks
 from neuraldbg.capture.torch.recording.names import has_a_shape
 from neuraldbg.capture.torch.recording.outside import reaches_leaves
 from neuraldbg.capture.torch.recording.pacing import Pace
@@ -43,8 +44,6 @@ from neuraldbg.capture.torch.recording.tape import (
 from neuraldbg.capture.torch.sweep import owned
 
 LATELY = 4
-HASHED_BYTES = 2 * 2**20  # of gradients, in one update: of more, other parameters have their turn in the next one
-HASHED_ON_DEVICE = 4  # gradients of one update: each is several launches
 HASHED_EVERY = 8  # backwards: gradients that are made again and not kept; what comes of them is hashed in any case
 SMALL_GRADIENT = 2**16  # bytes: it is kept as it is
 LOOKED_AT_STEPS = 3  # in which it is seen whether a gradient can be made again
@@ -62,9 +61,8 @@ class Recording:
         self._running: dict[int, TapedPass] = {}  # by pass, until the next updates
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._ready: IdentityTable[bool] = IdentityTable()  # models
-        self._marks: dict[int, tuple[int, int]] = {}  # parameter -> identity and version of its gradient
+        self._marks = GradientMarks()
         self._since_state = 0
-        self._turn = 0  # of the parameter whose gradient is hashed next
         self._last_pass_step = -1
         self._broken = False
         self._in_backward = False
@@ -72,6 +70,7 @@ class Recording:
         self._loss: Loss | None = None  # of the backward under way
         self._proofs = Proofs()  # sorts of losses whose gradient was made again with the same bits
         self._hasher = Hasher()
+        self._hashes = HashesInTurn(self._hasher)
         self._around = Around()
         self._lately: deque[Any] = deque(maxlen=LATELY)  # models and optimizers: a function that trains may be over
         self._asleep_in = -1  # the step in which it was last looked whether to wake
@@ -136,15 +135,18 @@ class Recording:
         self._last_pass_step = one.step
         entry = root.get_submodule(one.entry.path)
         _hold(self._lately, root)
-        refused = None if few_items((args, kwargs)) else "its arguments hold too many items"
+        few = (one.entered is args and len(args) < LOOKED_AT) or few_items((args, kwargs))
+        refused = None if few else "its arguments hold too many items"
         if self.core.here.local.in_step is not None:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
         given = (args, kwargs) if refused is None else ((), {})
-        training, trainable, buffers = self._around.look(root)
+        training, trainable, buffers = self._around.look(root, one.around)
         if one.record is None or refused is not None:
             record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
         else:  # the batch and the random states were copied a moment ago
-            record = replace(one.record, backwards_before=0, buffers=buffers, training=training)
+            was = one.record
+            kept = (was.rng, was.args, was.kwargs, training, buffers, was.autocast, was.grad_enabled)
+            record = PassRecord(*kept, backwards_before=0)
         taped = TapedPass(one.step, weakref.ref(root), weakref.ref(entry), record, refused=refused)
         taped.path, taped.site, taped.trainable = one.entry.path, one.model.site, trainable
         taped.bytes = record_bytes(record)
@@ -161,15 +163,14 @@ class Recording:
         taped = self._running.get(one.id)
         if taped is None:
             return
-        taped.digest = self._hasher.of_outputs(outputs)
+        taped.digest = one.output_digest or self._hasher.of_outputs(outputs)
         self.tape.ended(taped)
         differentiable = [each for each in tensors(outputs) if each.requires_grad]
         taped.outputs = len(differentiable)
         looks = taped.outputs == 1 and one.step < LOOKED_AT_STEPS
         for slot, tensor in enumerate(differentiable):
             if tensor.grad_fn is not None:
-                hook: Callable[..., Any] = tensor.register_hook
-                hook(self._arrives(taped, slot, tensor.detach() if looks else None))
+                _hang(tensor, self._arrives(taped, slot, tensor.detach() if looks else None))
 
     def _arrives(self, taped: TapedPass, slot: int, output: Tensor | None) -> Callable[[Tensor], None]:
         core = self.core
@@ -209,7 +210,7 @@ class Recording:
 
     def _backward_begun(self, loss: Tensor | None, *_: Any) -> None:
         self._loss, self._in_backward = None, True
-        taped = TapedBackward(self.core.recorder.step, self.core.backwards, autocast=casting())
+        taped = TapedBackward(self.core.recorder.step, self.core.backwards, autocast=casting() if any_casting() else ())
         self._outside = self._outside or loss is None or reaches_leaves(loss)
         if loss is not None and loss.numel() == 1:
             taped.value, taped.loss = loss.detach().clone(), loss_of(loss)
@@ -222,7 +223,7 @@ class Recording:
 
     def _backward_done(self, _: Tensor | None) -> None:
         self._in_backward = False
-        self._marks = {id(p): _mark(p) for optimizer in self.optimizers for p in owned(optimizer)}
+        self._marks.take([owned(optimizer) for optimizer in self.optimizers])
 
     # -- changes of gradients ------------------------------------------------------------------------------------------
 
@@ -246,9 +247,9 @@ class Recording:
             if core.on and self._awake and core.here.local.in_step is None:
                 if name.startswith("clip"):  # the parameters may come out of a generator, which is read once
                     args, kwargs = listed(args, kwargs)
-                known = note(name, read, args, kwargs) or ()
+                known = note(name, read, args, kwargs) or []
                 result = original(*args, **kwargs)
-                self._marks.update((id(p), _mark(p)) for p in known if id(p) in self._marks)
+                self._marks.take_again(known)
                 return result
             return original(*args, **kwargs)
 
@@ -256,7 +257,7 @@ class Recording:
 
     def _note(self, name: str, read: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         parameters, amounts = read(*args, **kwargs)
-        refs = tuple(weakref.ref(each) for each in parameters)
+        refs = tuple(map(weakref.ref, parameters))
         self.tape.add(TapedCall(self.core.recorder.step, name, refs, amounts))
         return parameters  # type: ignore[no-any-return]
 
@@ -267,33 +268,16 @@ class Recording:
             self._optimizer_created(optimizer)
             self.tape.late(optimizer, state_of(optimizer))
         _hold(self._lately, optimizer)
-        held = list(owned(optimizer))
-        digests = self._digests(held)
+        held = owned(optimizer)
+        digests = self._hashes.of_gradients(held)
         taped = TapedUpdate(self.core.recorder.step, weakref.ref(optimizer), _settings(optimizer), digests)
-        if self._outside or any(self._marks.get(id(p)) != _mark(p) for p in held):  # what we know nothing of
+        if self._outside or not self._marks.stand(held):  # what we know nothing of
             taped.gradients = {at: p.grad.detach().clone() for at, p in enumerate(held) if p.grad is not None}
             taped.bytes = size_of(taped.gradients.values())
         taped.scaling = scaling_of(optimizer)
         if type(optimizer).__name__ == "LBFGS":
             taped.refused = "its step calls the model itself (a closure)"
         self.tape.add(taped)
-
-    @torch.no_grad()
-    def _digests(self, held: list[Tensor]) -> dict[int, Digest]:
-        """Hashes of gradients, by position: of all, or of as many as take no time, each in its turn."""
-        found: dict[int, Digest] = {}
-        read = launched = 0
-        for number in range(len(held)):
-            at = (self._turn + number) % len(held)
-            gradient = held[at].grad
-            if gradient is not None:
-                found[at] = self._hasher.of_one(gradient)
-                read += size_of([gradient])
-                launched += gradient.is_cuda
-            if read > HASHED_BYTES or launched >= HASHED_ON_DEVICE:
-                self._turn = at + 1
-                break
-        return found
 
     def _update_done(self, *_: Any) -> None:
         self._since_state += 1
@@ -378,11 +362,11 @@ def _settings(optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
     )
 
 
+def _hang(tensor: Any, observe: Callable[[Tensor], None]) -> None:
+    if frameless.hang is None or type(tensor) is not Tensor or not frameless.hang(tensor, observe):
+        tensor.register_hook(observe)
+
+
 def _hold(lately: deque[Any], one: Any) -> None:
     if not any(each is one for each in lately):
         lately.append(one)
-
-
-def _mark(parameter: Tensor) -> tuple[int, int]:
-    gradient = parameter.grad
-    return (0, 0) if gradient is None else (id(gradient), gradient._version)

@@ -343,7 +343,10 @@ def size_of(tensors: Any) -> int:
 
 
 def record_bytes(record: PassRecord) -> int:
-    kept = [leaf.tensor for leaf in leaves((record.args, record.kwargs), KeptTensor)]
+    if not record.kwargs and all(type(each) is KeptTensor for each in record.args):  # mostly
+        kept = [each.tensor for each in record.args]
+    else:
+        kept = [leaf.tensor for leaf in leaves((record.args, record.kwargs), KeptTensor)]
     buffers = record.buffers.tensors if isinstance(record.buffers, Buffers) else record.buffers.values()
     dense = (each for each in (*kept, *buffers) if each.layout == torch.strided)
     return size_of(dense) + 12_000  # generators

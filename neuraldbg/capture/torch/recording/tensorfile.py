@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _NAMES = {
     torch.bool: "BOOL",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+SMALL = 2**15  # bytes: such parts are copied, since a call of the system takes longer
 writable = frozenset(_NAMES)
 Tensors = Mapping[str, Tensor]
 
@@ -51,18 +53,20 @@ def write(path: Path, tensors: Tensors, about: Any) -> int:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(draft, "wb", buffering=0) as file:
-            for part in (len(text).to_bytes(8, "little"), text, *parts):
-                _write_all(file, part)
+            _write_all(file, [len(text).to_bytes(8, "little"), text, *parts])
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
     return 8 + len(text) + offset
 
 
-def _write_all(file: Any, part: Any) -> None:
-    view = memoryview(part)
-    while len(view):
-        view = view[file.write(view) :]
+def _write_all(file: Any, parts: list[Any]) -> None:
+    for _, some in groupby(parts, lambda part: len(part) < SMALL):
+        together = list(some)
+        for part in together if len(together[0]) >= SMALL else [b"".join(together)]:
+            view = memoryview(part)
+            while len(view):
+                view = view[file.write(view) :]
 
 
 def _bytes_of(tensor: Tensor) -> Any:
