@@ -8,7 +8,13 @@ from enum import Enum
 from typing import Any, Protocol
 
 
-class Kind(Enum):
+class _Noun(Enum):
+    """Found in tables at every step: `Enum` has its names hashed, by Python, where it is enough that they differ."""
+
+    __hash__ = object.__hash__
+
+
+class Kind(_Noun):
     """What a recorded row measures."""
 
     ACTIVATION = "activation"
@@ -22,7 +28,7 @@ class Kind(Enum):
     MARK = "mark"
 
 
-class Phase(Enum):
+class Phase(_Noun):
     """Which part of a training step a row belongs to."""
 
     DATA = "data"
@@ -32,7 +38,7 @@ class Phase(Enum):
     EVAL = "eval"
 
 
-class SiteKind(Enum):
+class SiteKind(_Noun):
     """What sort of thing a site is."""
 
     MODEL = "model"
@@ -45,7 +51,7 @@ class SiteKind(Enum):
     COLLECTIVE = "collective"  # all_reduce, broadcast, ...; its op is the process group
 
 
-class Call(Enum):
+class Call(_Noun):
     """An entry of the ledger: who called what, in which order."""
 
     PASS = "pass"  # a root forward began; value = 1 when grad mode was on, aux = 1 when model.training

@@ -18,7 +18,7 @@ class FactBuffer:
     def __init__(self, limit_bytes: int) -> None:
         self.dropped = 0
         self._limit_bytes = limit_bytes
-        self._waiting: list[tuple[str, bytes]] = []
+        self._waiting: list[_Waiting] = []
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -27,27 +27,32 @@ class FactBuffer:
 
     def put(self, type: str, fields: dict[str, Any], *, instead: bool = False) -> None:
         """Adds a fact; `instead` of those of its type that still wait."""
-        line = _line_of({"type": type, "wall_ns": time.time_ns(), **fields})
-        data = line.encode("utf-8", "backslashreplace")
+        self.put_whole({"type": type, "wall_ns": time.time_ns(), **fields}, instead=instead)
+
+    def put_whole(self, fields: dict[str, Any], *, instead: bool = False) -> None:
+        """The same of a dict that is given away, and has its type and time in it."""
+        fact = _Waiting(fields)
         with self._lock:
             if instead:
-                self._keep([item for item in self._waiting if item[0] != type])
-            if self._bytes + len(data) > self._limit_bytes:
+                self._keep([item for item in self._waiting if item.type != fact.type])
+            if self._bytes + fact.size > self._limit_bytes:
                 self.dropped += 1
                 return
-            self._waiting.append((type, data))
-            self._bytes += len(data)
+            self._waiting.append(fact)
+            self._bytes += fact.size
 
     def oldest(self, limit_bytes: int) -> list[bytes]:
         """The first lines that fit, at least one; they stay until `release`."""
         lines: list[bytes] = []
         size = 0
         with self._lock:
-            for _, line in self._waiting:
-                if lines and size + len(line) > limit_bytes:
-                    break
-                lines.append(line)
-                size += len(line)
+            waiting = list(self._waiting)
+        for fact in waiting:
+            line = fact.line()
+            if lines and size + len(line) > limit_bytes:
+                break
+            lines.append(line)
+            size += len(line)
         return lines
 
     def release(self, count: int) -> None:
@@ -57,8 +62,8 @@ class FactBuffer:
     def bring_forward(self, types: Collection[str]) -> int:
         """Moves facts of these types to the front; says how many there are."""
         with self._lock:
-            urgent = [item for item in self._waiting if item[0] in types]
-            self._waiting = urgent + [item for item in self._waiting if item[0] not in types]
+            urgent = [item for item in self._waiting if item.type in types]
+            self._waiting = urgent + [item for item in self._waiting if item.type not in types]
         return len(urgent)
 
     def give_up(self) -> None:
@@ -71,9 +76,48 @@ class FactBuffer:
         """In a forked child, where the lock may be held by a thread that is not there."""
         self._waiting = []
 
-    def _keep(self, items: list[tuple[str, bytes]]) -> None:
+    def _keep(self, items: list[_Waiting]) -> None:
         self._waiting = items
-        self._bytes = sum(len(line) for _, line in items)
+        self._bytes = sum(item.size for item in items)
+
+
+class _Waiting:
+    """A fact, and its line: made at once where something in it could change or is not ours to keep, else by who takes
+    it. In a row that is a third of the work it is in the middle of a training step."""
+
+    __slots__ = ("_fields", "_line", "size", "type")
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.type: str = fields["type"]
+        self._fields: dict[str, Any] | None = fields
+        self._line = b""
+        if _made_lasting(fields):
+            self.size = _PER_FACT + sum([len(value) for value in fields.values() if value.__class__ is str])
+        else:
+            self.size = len(self.line())
+
+    def line(self) -> bytes:
+        if self._fields is not None:
+            self._line = _line_of(self._fields).encode("utf-8", "backslashreplace")
+            self._fields = None
+        return self._line
+
+
+_PER_FACT = 400  # bytes of a line beside its texts, about
+_LASTING = frozenset((str, int, float, bool, type(None)))
+
+
+def _made_lasting(fields: dict[str, Any]) -> bool:
+    """Whether all of them are plain values, or tuples of such: nobody can change these. A list is made a tuple."""
+    for name, value in fields.items():
+        kind = value.__class__
+        if kind in _LASTING:
+            continue
+        if kind not in (tuple, list) or not _LASTING.issuperset(map(type, value)):
+            return False
+        if kind is list:
+            fields[name] = tuple(value)
+    return True
 
 
 def _plain(value: Any) -> Any:

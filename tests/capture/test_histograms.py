@@ -13,7 +13,7 @@ from watching import net, trace_of, train, watching
 
 from neuraldbg.capture.kernels import host, twin
 from neuraldbg.capture.staging import HISTOGRAMS_LIMIT, LIMIT, Staging
-from neuraldbg.capture.torch.evidence.histograms import PIECE, PIECES, octaves_of
+from neuraldbg.capture.torch.evidence.histograms import PIECE, PIECES, _by_kernel, octaves_of
 from neuraldbg.records import Kind
 from neuraldbg.trace.histograms import histograms
 from neuraldbg.trace.tables import LOWEST_OCTAVE
@@ -46,6 +46,18 @@ def test_every_sort_of_tensor_is_counted_alike(of: str, monkeypatch: pytest.Monk
     assert octaves_of(tensor) == (tensor.numel(), dense.size, 0, 0, expected)
     monkeypatch.setattr(host, "fused", None)  # an installation without a compiler
     assert octaves_of(tensor) == (tensor.numel(), dense.size, 0, 0, expected)
+
+
+@pytest.mark.skipif(host.octaves is None, reason="built without the part in C")
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("size", [1, PIECE, PIECE * PIECES, PIECE * PIECES + 1, 70_001])
+def test_one_call_of_c_counts_what_one_for_each_piece_does(size: int, kind: torch.dtype) -> None:
+    values = torch.randn(size) * 10.0 ** torch.randint(-9, 9, (size,))
+    values[::7], values[3::11], values[5::13] = 0.0, torch.nan, torch.inf
+    tensor = values.nan_to_num(2.0, 3.0).to(kind) if not kind.is_floating_point else values.to(kind)
+    span = host.span_of(tensor)
+    assert span is not None
+    assert host.octaves(tensor, PIECE, PIECES) == _by_kernel(*span)
 
 
 def test_of_a_large_tensor_values_from_its_beginning_to_its_end_are_looked_at() -> None:

@@ -319,6 +319,24 @@ def test_run_directories_never_overwrite(tmp_path: Path, monkeypatch: pytest.Mon
         create_run(info, out=tmp_path / "file" / "run")
 
 
+def test_a_fact_is_what_it_was_when_it_was_told(tmp_path: Path) -> None:
+    """Also where its line is made later, by the thread that writes."""
+    run = new_run(tmp_path)
+    with TraceWriter(run, flush_interval_s=3600) as writer:
+        flat, nested, table = [1, 2], [[1], [2]], {"a": 1}
+        writer.fact("note", text="first", flat=flat, shape=(3, 4))
+        writer.fact("note", text="second", nested=nested)
+        writer.fact("note", text="third", table=table, norm=float("inf"))
+        flat.append(3)
+        nested[0].append(3)
+        table["b"] = 2
+    with open_trace(run) as trace:
+        first, second, third = trace.facts("note")
+    assert (first["text"], first["flat"], first["shape"]) == ("first", [1, 2], [3, 4])
+    assert (second["text"], second["nested"]) == ("second", [[1], [2]])
+    assert (third["text"], third["table"], third["norm"]) == ("third", {"a": 1}, float("inf"))
+
+
 def test_the_facts_buffer_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "FACTS_BUFFER_BYTES", 1000)
     with TraceWriter(new_run(tmp_path), threaded=False) as writer:

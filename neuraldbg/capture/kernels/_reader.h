@@ -55,6 +55,39 @@ static PyObject *reader_rows(PyObject *self, PyObject *const *args, Py_ssize_t g
     return hashes_of_rows(one.at, rows, wide * width);
 }
 
+PyDoc_STRVAR(octaves_doc, "octaves(tensor, piece, pieces) -> (elements, looked at, zeros, NaN or Inf, octaves of the others as\n"
+                          "uint16); of a tensor that is larger than all pieces these, spread over it. None where it is not a plain\n"
+                          "tensor in order, or empty");
+
+static PyObject *reader_octaves(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    job one = {0};
+    int64_t bins[BINS] = {0}, zeros = 0, bad = 0;
+    uint16_t narrow[BINS];
+    if (given != 3)
+        return PyErr_Format(PyExc_TypeError, "octaves takes a tensor and two numbers, not %zd arguments", given);
+    long long size = PyLong_AsLongLong(args[1]), pieces = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred() || size < 1 || pieces < 1 || size > UINT16_MAX / pieces)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "pieces of 1 to %d values in all", UINT16_MAX);
+    int plain = read_plain(&((reader *)self)->known_as, args[0], &one);
+    if (plain != 1 || one.count == 0)
+        return plain < 0 ? NULL : Py_NewRef(Py_None);
+    if (one.count <= size * pieces)
+        size = one.count, pieces = 1;
+    float_state floats = plain_floats();
+    for (long long piece = 0; piece < pieces; piece++) {
+        int64_t start = piece * (one.count - size) / (pieces > 1 ? pieces - 1 : 1);
+        measured part = measure_one(set_of(0), one.at + start * WIDTH[one.dtype], one.dtype, size, NULL, (histogram){bins, 1});
+        zeros += part.of.zeros;
+        bad += part.of.nans + part.of.infs;
+    }
+    restore_floats(floats);
+    for (int i = 0; i < BINS; i++)
+        narrow[i] = (uint16_t)bins[i];
+    return Py_BuildValue("(LLLLy#)", (long long)one.count, size * pieces, (long long)zeros, (long long)bad, (char *)narrow,
+                         (Py_ssize_t)sizeof(narrow));
+}
+
 PyDoc_STRVAR(finite_doc, "finite(refs) -> whether the gradients of all these weakly held tensors are; None where one is gone,\n"
                          "has none, or is not a plain tensor in order");
 
@@ -196,6 +229,7 @@ static PyObject *instances_of(PyObject *module, PyObject *const *args, Py_ssize_
 static PyMethodDef reader_methods[] = {
     {"measured", reader_measured, METH_O, measured_doc},
     {"finite", reader_finite, METH_O, finite_doc},
+    {"octaves", (PyCFunction)(void (*)(void))reader_octaves, METH_FASTCALL, octaves_doc},
     {"hashed", (PyCFunction)(void (*)(void))reader_hashed, METH_FASTCALL, hashed_doc},
     {"gradients", (PyCFunction)(void (*)(void))reader_gradients, METH_FASTCALL, some_gradients_doc},
     {"rows", (PyCFunction)(void (*)(void))reader_rows, METH_FASTCALL, rows_of_doc},

@@ -10,6 +10,7 @@ from torch import nn
 
 from neuraldbg.capture.torch.core import Core, cannot_look
 from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.members import modules_of, own_parameters
 from neuraldbg.capture.torch.patches import Patches
 
 LOOKED_AFTER = frozenset((0, 1, 2, 3, 4, 6, 8, 12, 16, 20))  # updates
@@ -45,10 +46,12 @@ class Bypass:
     def _look_for_suspects(self) -> None:
         suspects = []
         for root, _ in self.core.tree.readable():
-            for module in root.modules():
-                ran = any(p.grad is not None for p in module.parameters(recurse=False))
-                if ran and id(module) not in self.passes.layers.fired:
-                    suspects.append(module)
+            suspects += [
+                module
+                for module in modules_of(root)
+                if id(module) not in self.passes.layers.fired
+                and any(parameter.grad is not None for parameter in own_parameters(module))
+            ]
         self.wrap_suspects(suspects)
 
     def _observing(self, forward: _Forward) -> _Forward:

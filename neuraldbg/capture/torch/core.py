@@ -141,6 +141,7 @@ class Core:
     timing: bool = True  # whether layers on a device are timed in the current step
     bypassed: bool = False  # some modules are called by .forward(), and watched by their class
     unseen: Callable[[], bool] = lambda: False  # whether some optimizer had fewer than ENOUGH_LOOKS
+    graph: Any = None  # of the loss whose backward begins, as walked by one of those who look at it
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:

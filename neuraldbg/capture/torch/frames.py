@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from inspect import CO_OPTIMIZED
-from types import CodeType, FrameType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from neuraldbg.capture.guard import attempt
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _UNSHARED = 3  # references to a frame's copy of its variables: the frame, a variable of ours, the argument
+_EMPTY = frozenset((str, bytes, int, float, bool, type(None), ModuleType, FunctionType, BuiltinFunctionType, type))
 _LIST_LIMIT = 64  # entries of a user's list or dict that are searched for a name
 
 
@@ -33,6 +34,7 @@ class Frames:
         self._cwd = os.getcwd() + os.sep
         self.unread: list[tuple[str, str]] = []  # files of the user's that were named, as shown and as opened
         self._named: set[str] = set()
+        self._shown: dict[str, str] = {}  # those of absolute paths
 
     def is_user(self, code: CodeType) -> bool:
         return self.is_user_file(code.co_filename)
@@ -66,11 +68,16 @@ class Frames:
 
     def display(self, filename: str) -> str:
         """A file as a person would write it: relative to the working directory, or to site-packages."""
+        known = self._shown.get(filename)
+        if known is not None:
+            return known
         path = os.path.abspath(filename)
         marker = f"{os.sep}site-packages{os.sep}"
         if marker in path:
             return path.split(marker, 1)[1]
         shown = path[len(self._cwd) :] if path.startswith(self._cwd) else os.path.basename(path)
+        if os.path.isabs(filename):  # else the same name may be another file's once the user has changed the directory
+            self._shown[filename] = shown
         if filename not in self._named:
             self._named.add(filename)
             self.unread.append((shown, filename))
@@ -111,9 +118,10 @@ class Frames:
         """What user code calls `target`, best first: outer frames before inner ones (there names are widest known),
         and in each a plain variable before an attribute before an entry of a list or dict."""
         names: list[str] = []
+        searched: set[int] = set()  # ids of variables of modules: functions that call each other often share them
         for frame in reversed(list(self.user_frames(depth + 1))):
             plain, dotted, entries = found = ([], [], [])  # type: tuple[list[str], list[str], list[str]]
-            _search(frame, target, found)
+            _search(frame, target, found, searched)
             let_go(frame)
             names += plain + dotted + entries
         return list(dict.fromkeys(names))
@@ -134,16 +142,22 @@ def let_go(frame: FrameType) -> None:
             held.clear()
 
 
-def _search(frame: FrameType, target: object, found: tuple[list[str], list[str], list[str]]) -> None:
+def _search(
+    frame: FrameType, target: object, found: tuple[list[str], list[str], list[str]], searched: set[int]
+) -> None:
     plain, dotted, entries = found
-    scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_globals, frame.f_locals]
+    theirs, outer = frame.f_locals, frame.f_globals
+    scopes = [] if id(outer) in searched else [outer]
+    searched.add(id(outer))
+    if theirs is not outer:
+        scopes.append(theirs)
     for scope in scopes:
         for name, value in list(scope.items()):
             if name.startswith("__"):
                 continue
             if value is target:
                 (entries if name in ("self", "cls") else plain).append(name)
-            else:
+            elif type(value) not in _EMPTY:
                 attempt(partial(_search_inside, name, value, target, (dotted, entries)))  # attribute access may raise
 
 

@@ -39,14 +39,18 @@ class LayerWatch:
             return
         phase = one.phase
         outputs = list(tensors(values[2]))
-        sizes = [(t.device.type == "cpu", t.numel() * t.element_size()) for t in outputs if measurable(t)]
-        host = sum(size for on_host, size in sizes if on_host)
-        device = sum(size for on_host, size in sizes if not on_host)
+        host = device = 0
+        for tensor in outputs:
+            if measurable(tensor):
+                size = tensor.numel() * tensor.element_size()
+                host, device = (host + size, device) if tensor.is_cpu else (host, device + size)
         if layer.path:  # the root's own span is that of the pass
-            size = {"depth": depth, "host_bytes": host, "device_bytes": device}
-            self._span(layer, phase, times, one, size)
+            taken = {"depth": depth, "host_bytes": host, "device_bytes": device}
+            self._span(layer, phase, times, one, taken)
         if not layer.located:
-            self._locate(layer, module, outputs, next(tensors(values[0]), None))
+            args = values[0]
+            given = args[0] if args and isinstance(args[0], Tensor) else next(tensors(args), None)
+            self._locate(layer, module, outputs, given)
         self._notice(module, one, values)
         if layer.watched:
             for slot, tensor in enumerate(outputs[:8]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -95,7 +96,11 @@ class LossAnatomy:
 
 def bare(node: Any) -> str:
     """`NllLossBackward0` -> `NllLossBackward`."""
-    name: str = node.name()
+    return _without_number(node.name())
+
+
+@lru_cache(maxsize=1024)
+def _without_number(name: str) -> str:
     return name.rstrip("0123456789").rsplit("::", 1)[-1]
 
 

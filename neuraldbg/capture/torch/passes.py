@@ -16,6 +16,7 @@ import numpy.random  # here and not by the first pass, in which it would take 8 
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.torch.members import modules_of, named_buffers_of
 from neuraldbg.capture.torch.stats import digest_of
 from neuraldbg.capture.torch.structures import copies_of
 from neuraldbg.capture.torch.tree import Layer, Model
@@ -111,12 +112,12 @@ class PassRecord:
     ) -> PassRecord:
         """`buffers` and `training`: copies of them, where somebody has made some."""
         if buffers is None:
-            buffers = copies_of(dict(root.named_buffers()))
+            buffers = copies_of(dict(named_buffers_of(root)))
         return cls(
             rng=RngState.take(),
             args=map_tensors(args, _keep),
             kwargs=map_tensors(kwargs, _keep),
-            training=tuple(module.training for module in root.modules()) if training is None else training,
+            training=tuple([module.training for module in modules_of(root)]) if training is None else training,
             buffers=buffers,
             autocast=tuple(_autocast(kind) for kind in CASTING),
             grad_enabled=torch.is_grad_enabled(),

@@ -42,20 +42,24 @@ class Memory:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._memory: Tensor | None = None
+        self._memory: dict[torch.dtype, Tensor] = {}  # all of it, seen as numbers of each kind
         self.at = 0
 
     def like(self, value: Tensor) -> Tensor:
         """Room for a copy, laid out as `torch.empty_like` does."""
-        if self._memory is None:
-            self._memory = memory_of(self._size)
-        size = value.nbytes
-        piece = self._memory.narrow(0, self.at, size)
-        self.at += room_for(size)
-        if value.is_contiguous() and min(value.shape, default=2) > 1:  # of others, strides may be anything
-            return piece.view(value.dtype).view(value.shape)
-        dense = torch.empty_like(value, device="meta")  # its strides
-        return piece.view(value.dtype).as_strided(dense.shape, dense.stride())
+        laid_out = value if value.is_contiguous() else torch.empty_like(value, device="meta")
+        start = self.at // value.element_size()
+        self.at += room_for(value.nbytes)
+        return self._seen_as(value.dtype).as_strided(laid_out.shape, laid_out.stride(), start)
+
+    def _seen_as(self, dtype: torch.dtype) -> Tensor:
+        found = self._memory.get(dtype)
+        if found is None:
+            whole = self._memory.get(torch.uint8)
+            if whole is None:
+                whole = self._memory[torch.uint8] = memory_of(self._size)
+            found = self._memory[dtype] = whole.view(dtype)
+        return found
 
 
 def rooms_for(values: Sequence[Tensor]) -> list[Tensor]:

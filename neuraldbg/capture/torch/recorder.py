@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields as fields_of
-from dataclasses import replace
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -28,6 +28,7 @@ LONGEST_FILE = 200_000  # characters
 _now = time.time_ns
 _CALL = {call: CALL_CODE[call] for call in Call}
 _WRITTEN = [field.name for field in fields_of(Site) if field.name != "rank"]
+_values_of = attrgetter(*_WRITTEN)
 
 
 class Recorder:
@@ -108,12 +109,22 @@ class Recorder:
 
     def refine_site(self, site_id: int, **fields: Any) -> None:
         """Add what was learnt later (shape, source line, flops)."""
-        site = self.sites[site_id] = replace(self.sites[site_id], **fields)
+        known = dict(zip(_WRITTEN, _values_of(self.sites[site_id]), strict=True))
+        site = self.sites[site_id] = Site(**{**known, **fields})
         self._write_site(site)
 
     def _write_site(self, site: Site) -> None:
-        fields = {name: value for name in _WRITTEN if (value := getattr(site, name)) is not None}
-        self.fact("site", **{**fields, "kind": site.kind.value})
+        writer = self.writer
+        if writer is None:
+            return
+        if self.frames.unread:
+            self._keep_texts(writer)
+        fact = {"type": "site", "wall_ns": time.time_ns(), "step": self.step, "seq": self.next_seq()}
+        for name, value in zip(_WRITTEN, _values_of(site), strict=True):
+            if value is not None:
+                fact[name] = value
+        fact["kind"] = site.kind.value
+        writer.whole_fact(fact)
 
     def series(self, name: str) -> int:
         known = self._series.get(name)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -27,19 +27,23 @@ BATCH_ELEMENTS: Final = 256  # elements of a batch that go into its identity has
 SUMMED_BYTES: Final = 4 * 2**20  # of a batch that are hashed whole
 DEVICE_PIECE: Final = 2**23  # elements measured at a time on a device: bounds the memory that takes
 SQUARES_UNDERFLOW: Final = 1e-15  # float32 values below it have squares that lose digits or vanish
+_PLAIN: Final = frozenset((Tensor, nn.Parameter))
+_is_functorch_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor
 _MASK: Final = (1 << 64) - 1
 _DIGEST_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def measurable(tensor: Tensor) -> bool:
     """Whether the tensor has values that can be read here."""
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # as nearly all are: no need to ask for wrappers
+        return not (tensor.is_meta or tensor.is_quantized or tensor.is_nested or _is_functorch_wrapped(tensor))
     return not (
         tensor.is_meta
         or tensor.is_quantized
         or tensor.is_nested
         or _is_wrapper(tensor)
         or tensor.layout not in (torch.strided, torch.sparse_coo, torch.sparse_csr)
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or _is_functorch_wrapped(tensor)
     )
 
 

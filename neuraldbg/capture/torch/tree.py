@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.members import named_modules_of, named_parameters_of, own_parameters, parameters_of
 from neuraldbg.capture.torch.recorder import Recorder
 from neuraldbg.records import SiteKind
 
@@ -156,7 +157,7 @@ class ModuleTree:
         if wrapper is not None and wrapper not in self.layers:
             self.layers[wrapper] = Layer(model.site, model, "", watched=False, wrapper=True)
         deepest = 0
-        for path, module in root.named_modules():
+        for path, module in named_modules_of(root):
             deepest = max(deepest, path.count("."))
             for child in module.children():  # a copied or unpickled model was not seen being put together
                 if child not in self._parent:
@@ -164,14 +165,15 @@ class ModuleTree:
             if module not in self.layers:
                 self.layers[module] = self._new_layer(model, _strip(path), module, root)
         self.on_depth(deepest)
-        for path, parameter in root.named_parameters():
+        for path, parameter in named_parameters_of(root):
             if _is_lazy(parameter):
                 model.lazy = True
             elif parameter not in self.parameter_site:
                 site = self.parameter_site[parameter] = self._parameter_of(model, _strip(path), parameter)
-                owner = self.layers.get(attempt(partial(root.get_submodule, path.rpartition(".")[0])))
-                if owner is not None and not owner.wanted:
-                    self.unwanted.add(site)
+                if self.layer_filter is not None:
+                    owner = self.layers.get(attempt(partial(root.get_submodule, path.rpartition(".")[0])))
+                    if owner is not None and not owner.wanted:
+                        self.unwanted.add(site)
         return model
 
     def pass_ended(self, model: Model) -> None:
@@ -180,15 +182,13 @@ class ModuleTree:
         if model.lazy and root is not None:
             model.lazy = False
             self.walk(root)
-            total = sum(_size(parameter) for parameter in root.parameters())
+            total = sum(_size(parameter) for parameter in parameters_of(root))
             self.recorder.refine_site(model.site, parameters=total)
             self._write_model(root, model, total)
 
-    def _rebuilt(self, root: nn.Module) -> Model | None:
+    def _rebuilt(self, root: nn.Module, alike: list[Model]) -> Model | None:
         """A loop that builds its model anew each time would fill the trace with sites: after the first few, a new
         model takes the sites of one that is gone and had the same class and shapes."""
-        shapes = tuple((path, tuple(p.shape)) for path, p in root.named_parameters() if not _is_lazy(p))
-        alike = self._alike.setdefault((type(root), shapes), [])
         gone = next((model for model in alike if model.ref() is None), None)
         if gone is None or len(alike) < REBUILT_APART:
             return None
@@ -198,11 +198,13 @@ class ModuleTree:
         return gone
 
     def _new_model(self, root: nn.Module, wrapper: nn.Module | None) -> Model:
-        again = self._rebuilt(root)
+        shapes = tuple([(path, tuple(p.shape)) for path, p in named_parameters_of(root) if not _is_lazy(p)])
+        alike = self._alike.setdefault((type(root), shapes), [])
+        again = self._rebuilt(root, alike)
         if again is not None:
             return again
         name = self.unique_name(root, type(root).__name__.lower(), wrapper)
-        total = sum(_size(parameter) for parameter in root.parameters())
+        total = sum(_size(parameter) for parameter in parameters_of(root))
         source = self.recorder.frames.line()
         site = self.recorder.add_site(
             name,
@@ -214,8 +216,7 @@ class ModuleTree:
         )
         wrapped = None if wrapper is None else type(wrapper).__name__
         model = self.models[root] = Model(site, name, weakref.ref(root), wrapper=wrapped)
-        shapes = tuple((path, tuple(p.shape)) for path, p in root.named_parameters() if not _is_lazy(p))
-        self._alike[type(root), shapes].append(model)
+        alike.append(model)
         self._write_model(root, model, total)
         return model
 
@@ -226,7 +227,7 @@ class ModuleTree:
             site=model.site,
             name=model.name,
             parameters=total,
-            trainable=sum(_size(parameter) for parameter in root.parameters() if parameter.requires_grad),
+            trainable=sum(_size(parameter) for parameter in parameters_of(root) if parameter.requires_grad),
             wrapper=model.wrapper,
             source=self.recorder.sites[model.site].source,
         )
@@ -234,7 +235,7 @@ class ModuleTree:
     def _new_layer(self, model: Model, path: str, module: nn.Module, root: nn.Module) -> Layer:
         if module is root:
             return Layer(model.site, model, "", watched=True, leaf=not any(True for _ in module.children()))
-        own = sum(_size(parameter) for parameter in module.parameters(recurse=False))
+        own = sum(_size(parameter) for parameter in own_parameters(module))
         site = model.sites.get(("module", path)) if model.rebuilt else None
         if site is None:
             site = model.sites["module", path] = self.recorder.add_site(
@@ -331,7 +332,7 @@ class ModuleTree:
         """Site and tensor of every trainable parameter of every live model that this thread may read, each once."""
         seen: set[int] = set()
         for root, _ in self.readable():
-            for parameter in root.parameters():
+            for parameter in parameters_of(root):
                 site = self.parameter_site.get(parameter)
                 if parameter.requires_grad and site is not None and id(parameter) not in seen:
                     seen.add(id(parameter))

@@ -33,6 +33,7 @@ WATCHERS: tuple[str, ...] = (
     "accumulation:AccumulationWindows",
     "data:DataEvidence",
     "histograms:Histograms",
+    "graph_walk:SharedWalks",
 )
 PROFILED: tuple[str, ...] = (
     "graphs_kept:KeptGraphs",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.kernels import host
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
-from neuraldbg.capture.torch.passes import Pass, WeakValue, leaves, tensors
+from neuraldbg.capture.torch.passes import Pass, WeakValue, given_tensors, leaves, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 
@@ -23,6 +23,7 @@ MOST_ELEMENTS = 2**18
 MEASURED = frozenset((torch.float16, torch.float32, torch.float64))
 PEAK_ELEMENTS = 2**16  # of an input that is looked through on every step; of larger ones so many, evenly spread
 SERIES = 4  # models
+MOST_VALUES = 1000  # different ones that are counted
 CLOSELY = 512  # updates: the inputs of each; later of some, and of every one whose loss stands out
 CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FIRST = (nn.Linear, *CONV, nn.RNNBase, nn.RNNCellBase, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
@@ -123,7 +124,8 @@ class Inputs:
         looks = self._looks.get(layer.site, 0)
         if looks >= LOOKS or (looks == 0 and len(self._looks) >= MOST_LAYERS):
             return
-        tensor = next((t for t in tensors(values[:2]) if t.is_floating_point() and t.dim() > 1), None)
+        given = given_tensors(*values[:2])
+        tensor = next((t for t in given if t.is_floating_point() and t.dim() > 1), None)
         if tensor is None or tensor.requires_grad or not any(p.requires_grad for p in module.parameters()):
             return
         array = as_array(tensor)
@@ -155,15 +157,15 @@ def _features(array: Array, axis: int) -> Array:
 
 
 def _scales(features: Array) -> dict[str, Any]:
-    mean, std = features.mean(0), features.std(0)
+    mean, std, squares = features.mean(0), features.std(0), features * features
     varying = std > 1e-7 * np.abs(mean) + 1e-30
-    rms = np.sqrt((features * features).mean(0))
+    rms = np.sqrt(squares.mean(0))
     some = bool(varying.any())
-    values = np.unique(features[:256])
+    values, whole = _distinct(features[:256])
     return {
         "features": int(features.shape[1]),
         "constant": int((~varying).sum()),
-        "rms": float(np.sqrt((features * features).mean())),
+        "rms": float(np.sqrt(squares.mean())),
         "typical_rms": float(np.median(rms[varying])) if some else float(np.median(rms)),
         "largest_rms": float(rms.max()),
         "largest_at": int(rms.argmax()),
@@ -173,9 +175,17 @@ def _scales(features: Array) -> dict[str, Any]:
         "offset": float((np.abs(mean[varying]) / std[varying]).max()) if some else 0.0,
         "peak": float(np.abs(features).max()),
         "zero_share": float((features == 0).mean()),
-        "values": int(min(len(values), 1000)),
-        "whole": bool(np.array_equal(values, np.floor(values))),
+        "values": values,
+        "whole": whole,
     }
+
+
+def _distinct(numbers: Array) -> tuple[int, bool]:
+    """How many different ones there are, up to MOST_VALUES, and whether all are whole."""
+    some = np.unique(numbers.reshape(-1)[: 4 * MOST_VALUES])
+    whole = bool((some == np.floor(some)).all()) and bool((numbers == np.floor(numbers)).all())
+    known = len(some) if len(some) >= MOST_VALUES else len(np.unique(numbers))
+    return min(known, MOST_VALUES), whole
 
 
 def _rms(array: Array) -> float | None:

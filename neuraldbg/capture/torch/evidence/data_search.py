@@ -15,16 +15,21 @@ from neuraldbg.capture.torch.frames import let_go
 
 MOST_LOOKED_AT = 3000
 ENTRIES = 64  # of a list or dict
+_ARRAYS = (Tensor, np.ndarray)
+_EMPTY = frozenset((str, bytes, int, float, bool, type(None), ModuleType, FunctionType, type))  # the most of them
 _DULL = (str, bytes, int, float, bool, type(None), ModuleType, FunctionType, type, nn.Module)
 
 
 def arrays_in_sight(frames: Iterator[FrameType]) -> Iterator[tuple[str, Any]]:
     """(name, tensor or array), each once, those of inner frames first."""
     seen: set[int] = set()
+    searched: set[int] = set()  # ids of variables of modules: functions that call each other often share them
     room = MOST_LOOKED_AT
     for frame in frames:
-        for name, value in _variables(frame):
-            for found in _inside(name, value, 0):
+        for name, value in _variables(frame, searched):
+            inside: list[tuple[str, Any]] = []
+            _search(name, value, 0, inside)
+            for found in inside:
                 room -= 1
                 if room < 0:
                     return
@@ -33,28 +38,34 @@ def arrays_in_sight(frames: Iterator[FrameType]) -> Iterator[tuple[str, Any]]:
                     yield found
 
 
-def _variables(frame: FrameType) -> list[tuple[str, Any]]:
-    scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
-    found = [item for scope in scopes for item in scope.items() if not item[0].startswith("__")]
-    del scopes
+def _variables(frame: FrameType, searched: set[int]) -> list[tuple[str, Any]]:
+    theirs, outer = frame.f_locals, frame.f_globals
+    scopes = [] if theirs is outer else [theirs]
+    if id(outer) not in searched:
+        searched.add(id(outer))
+        scopes.append(outer)
+    found = [item for scope in scopes for item in scope.items() if type(item[1]) not in _EMPTY and item[0][:2] != "__"]
+    del scopes, theirs
     let_go(frame)
     return found
 
 
-def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Tensor | np.ndarray):
-        yield name, value
+def _search(name: str, value: Any, depth: int, found: list[tuple[str, Any]]) -> None:
+    if isinstance(value, _ARRAYS):
+        found.append((name, value))
     elif depth < 3 and not isinstance(value, _DULL):
         for part, item in _parts(name, value, depth):
-            yield from _inside(part, item, depth + 1)
+            _search(part, item, depth + 1, found)
 
 
 def _parts(name: str, value: Any, depth: int) -> list[tuple[str, Any]]:
     kind = type(value)
     if kind is list or kind is tuple:
-        return [(f"{name}[{at}]", item) for at, item in enumerate(value[:ENTRIES])] if len(value) <= ENTRIES else []
+        if len(value) > ENTRIES:
+            return []
+        return [(f"{name}[{at}]", item) for at, item in enumerate(value) if type(item) not in _EMPTY]
     if kind is dict:
-        items = list(value.items()) if len(value) <= ENTRIES else []
+        items = [one for one in list(value.items()) if type(one[1]) not in _EMPTY] if len(value) <= ENTRIES else []
         return [(f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]", item) for key, item in items]
     if isinstance(value, DataLoader):
         return [(f"{name}.dataset", value.dataset)]
@@ -63,5 +74,5 @@ def _parts(name: str, value: Any, depth: int) -> list[tuple[str, Any]]:
     if isinstance(value, Dataset) or (depth == 0 and kind.__module__ not in ("builtins", "numpy")):
         held = attempt(lambda: vars(value))
         if type(held) is dict and len(held) <= ENTRIES:
-            return [(f"{name}.{key}", item) for key, item in list(held.items())]
+            return [(f"{name}.{key}", item) for key, item in list(held.items()) if type(item) not in _EMPTY]
     return []

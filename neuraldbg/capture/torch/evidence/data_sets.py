@@ -191,7 +191,7 @@ class DataSets:
                 continue
             room -= bytes_of(array)
             own = keys_of(array)
-            if own is None or not np.isin(keys, own).all():
+            if own is None or not _all_among(keys, own):
                 continue
             if len(own) == len(batch):
                 whole = whole or name
@@ -334,8 +334,15 @@ def _first_batch(entered: Sequence[Tensor]) -> Tensor | None:
     return None
 
 
+def _all_among(keys: Keys, own: Keys) -> bool:
+    """Of most variables with rows of this length (weights) already the first is not."""
+    return not (len(keys) and not (own == keys[0]).any()) and bool(np.isin(keys, own).all())
+
+
 def _fitting(value: Any, batch: Array) -> Array | None:
     """A variable as an array with rows like those of the batch; None when it cannot hold them."""
+    if isinstance(value, Tensor) and (value.dim() == 0 or value.shape[0] < len(batch)):
+        return None
     array = as_array(value)
     if array is None or array.ndim == 0 or len(array) < len(batch) or array.nbytes > SET_BYTES or not len(batch):
         return None

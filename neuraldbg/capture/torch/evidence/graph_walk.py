@@ -6,11 +6,15 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from neuraldbg.capture.torch.loss import RESHAPING, bare
+
+if TYPE_CHECKING:
+    from neuraldbg.capture.torch.core import Core
 
 WRAPPED = 2**63  # torch hands out a negative dim or index as an unsigned number
 SMALL = 65_536  # elements of a factor that are looked at
@@ -50,6 +54,8 @@ class Visit:
 
 @dataclass(slots=True)
 class Walk:
+    root: Any = None
+    whole: bool = True  # nothing was left out for want of room
     visits: list[Visit] = field(default_factory=list)
     of: dict[Any, Visit] = field(default_factory=dict)
     passes: set[int] = field(default_factory=set)
@@ -64,8 +70,10 @@ class Walk:
 
     def operand(self, visit: Visit) -> Visit | None:
         """What made the first operand that needs a gradient."""
-        found = (self.of.get(child) for child, _ in visit.node.next_functions if child is not None)
-        return next((one for one in found if one is not None), None)
+        for child, _ in visit.node.next_functions:
+            if child is not None and (one := self.of.get(child)) is not None:
+                return one
+        return None
 
     def past_shapes(self, visit: Visit | None) -> Visit | None:
         """The operation that computed a value, past mere changes of shape, type or selection."""
@@ -76,40 +84,70 @@ class Walk:
         return visit
 
 
+class SharedWalks:
+    """Lets go of the walk that those share who look at one backward: it holds the graph."""
+
+    def __init__(self, capture: Any) -> None:
+        self.core = capture.core
+        self.core.take_part("backward_begun", "graph of a loss", self._let_go, rarely=True)
+
+    def _let_go(self, *_: Any) -> None:
+        self.core.graph = None
+
+
+def shared_walk(core: Core, loss: Tensor, limit: int) -> Walk:
+    """As `walk`; the one that another watcher of this backward made, if it is the same."""
+    known: Walk | None = core.graph
+    if known is not None and known.root is loss.grad_fn and known.whole and len(known.visits) <= limit:
+        return known
+    made = walk(loss, limit)
+    core.graph = made if core.looking else None  # else nobody may be told to let go of it
+    return made
+
+
 def walk(loss: Tensor, limit: int) -> Walk:
     """Breadth first from the loss, without its leaves (weights). Holds nodes of the graph: let go of it before the
     backward runs."""
-    result = Walk()
-    if loss.grad_fn is None:
+    result = Walk(loss.grad_fn)
+    if result.root is None:
         return result
-    first = _visit(loss.grad_fn, None, 0, 0)
-    result.of[first.node] = first
+    of, visits = result.of, result.visits
+    first = _visit(result.root, None, 0, 0)
+    of[result.root] = first[0]
     waiting = deque([first])
-    while waiting and len(result.visits) < limit:
-        one = waiting.popleft()
-        if "neuraldbg_packed" in one.node.metadata:
+    while waiting and len(visits) < limit:
+        one, marks = waiting.popleft()
+        if "neuraldbg_packed" in marks:
             continue  # to look at what it saved would run a checkpointed forward again
-        result.visits.append(one)
-        mark = one.node.metadata.get("neuraldbg_pass")
+        visits.append(one)
+        mark = marks.get("neuraldbg_pass")
         if mark is not None:
             result.passes.add(mark)
         for slot, (child, output) in enumerate(one.node.next_functions):
-            if child is not None and type(child).__name__ != "AccumulateGrad" and child not in result.of:
-                below = result.of[child] = _visit(child, one, slot, output)
+            if child is not None and type(child).__name__ != "AccumulateGrad" and child not in of:
+                below = _visit(child, one, slot, output)
+                of[child] = below[0]
                 waiting.append(below)
+    result.whole = not waiting
     return result
 
 
-def _visit(node: Any, above: Visit | None, slot: int, output: int) -> Visit:
-    name = bare(node).removesuffix("Backward")
-    sign, factor = (1.0, 1.0) if above is None else _passed_on(above, slot)
-    visit = Visit(node, name, above, slot, output, sign, factor, () if above is None else above.inside)
+def _visit(node: Any, above: Visit | None, slot: int, output: int) -> tuple[Visit, dict[str, Any]]:
+    """And the marks of the node, which torch is asked for once."""
+    name = _operation(bare(node))
+    sign, factor = (1.0, 1.0) if above is None else (None, None) if above.sign is None else _passed_on(above, slot)
+    inside = () if above is None else above.inside
     marks = node.metadata
     if "neuraldbg_in" in marks or "neuraldbg_out" in marks:
         entered, left = marks.get("neuraldbg_out", ()), marks.get("neuraldbg_in", ())
-        still = tuple(site for site in visit.inside if site not in left)
-        visit.inside = still + tuple(site for site in reversed(entered) if site not in still)
-    return visit
+        still = tuple([site for site in inside if site not in left])
+        inside = still + tuple([site for site in reversed(entered) if site not in still])
+    return Visit(node, name, above, slot, output, sign, factor, inside), marks
+
+
+@lru_cache(maxsize=1024)
+def _operation(name: str) -> str:
+    return name.removesuffix("Backward")
 
 
 def _passed_on(above: Visit, slot: int) -> tuple[float | None, float | None]:
@@ -183,6 +221,6 @@ def signed(number: int, size: int) -> int:
 def shape_of(node: Any, output: int = 0) -> tuple[int, ...] | None:
     """The shape of one result of an operation."""
     try:
-        return tuple(int(size) for size in node._input_metadata[output].shape)
+        return tuple(map(int, node._input_metadata[output].shape))
     except (AttributeError, IndexError, RuntimeError, TypeError):
         return None

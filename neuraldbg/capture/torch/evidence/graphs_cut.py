@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.evidence.graphs_trace import follow
+from neuraldbg.capture.torch.members import own_parameters
 from neuraldbg.capture.torch.passes import Pass, given_tensors, tensors
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.sweep import owned
@@ -136,9 +137,8 @@ class GraphCuts:
     def _parameters(self, layer: Layer) -> list[weakref.ref[Tensor]]:
         known = self._own.get(layer)
         if known is None:
-            root = layer.model.ref()
-            module = None if root is None else attempt(lambda: root.get_submodule(layer.path))
-            mine = list(module.parameters(recurse=False)) if isinstance(module, nn.Module) else []
+            module = _inside(layer.model.ref(), layer.path)
+            mine = own_parameters(module) if isinstance(module, nn.Module) else []
             known = self._own[layer] = [weakref.ref(parameter) for parameter in mine]
         return [ref for ref in known if (parameter := ref()) is not None and parameter.requires_grad]
 
@@ -301,6 +301,12 @@ class GraphCuts:
         if excused not in self._excused:
             self._excused.append(excused)
             self.core.recorder.fact("unreached_excused", moved=excused[0], reached=excused[1])
+
+
+def _inside(root: nn.Module | None, path: str) -> nn.Module | None:
+    for part in path.split(".") if path else ():
+        root = None if root is None else root._modules.get(part)
+    return root
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ class Histograms:
         self._due: dict[tuple[int, Kind], int] = {}
         self._rests: dict[int, int] = {}  # site of a layer -> step before which nothing of it is due
         self._swept: IdentityTable[tuple[int, int]] = IdentityTable()  # optimizer -> its parameters, and such a step
-        self._shield = self.core.guard.shield("histograms of gradients")
+        self._gradient_arrived = self.core.guard.shield("histograms of gradients")(self._gradient)
         self.core.take_part("layer_run", "histograms of activations", self._layer_run)
         self.core.take_part("update_done", "histograms of parameters", self._update_done, rarely=True)
 
@@ -59,18 +59,20 @@ class Histograms:
 
     def _await(self, tensor: Tensor, layer: Layer, one: Pass) -> None:
         """The gradient by a hook of its own, on the few passes that are due: the others are left alone."""
-        core, layers = self.core, self._passes.layers
+        core, observe = self.core, self._gradient_arrived
 
         def arrived(gradient: Tensor | None) -> None:
-            if not core.on or gradient is None:
-                return
-            begin = now_ns()
-            self._count(gradient, layer.site, (Kind.GRADIENT, Phase.BACKWARD, 0, one.id))
-            took = now_ns() - begin
-            core.own_ns += took
-            layers.set_aside(took)
+            if core.on and gradient is not None:
+                observe(gradient, layer.site, one.id)
 
-        self._passes._hook(tensor, self._shield(arrived))
+        self._passes._hook(tensor, arrived)
+
+    def _gradient(self, gradient: Tensor, site: int, pass_id: int) -> None:
+        begin = now_ns()
+        self._count(gradient, site, (Kind.GRADIENT, Phase.BACKWARD, 0, pass_id))
+        took = now_ns() - begin
+        self.core.own_ns += took
+        self._passes.layers.set_aside(took)
 
     def _is_due(self, layer: Layer, kind: Kind) -> bool:
         return self.core.recorder.step >= self._due.get((layer.site, kind), 0)
@@ -103,6 +105,10 @@ class Histograms:
 
 def octaves_of(tensor: Tensor) -> Counted | None:
     """The magnitudes of some of a host tensor's values; None where they cannot be read here."""
+    quickly = None if host.fused is None else host.octaves
+    counted: Counted | None = None if quickly is None else quickly(tensor, PIECE, PIECES)
+    if counted is not None:
+        return counted
     span = host.span_of(tensor) if host.fused is not None else None
     if span is not None:
         return _by_kernel(*span)

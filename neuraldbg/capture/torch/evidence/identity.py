@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.evidence.identity_fresh import freshness
 from neuraldbg.capture.torch.evidence.identity_hidden import hidden_parameters
+from neuraldbg.capture.torch.members import modules_of, parameters_of
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.capture.torch.tree import Model
@@ -114,7 +115,8 @@ class Ownership:
             for optimizer, _ in table.items():
                 for parameter in owned(optimizer):
                     found[id(parameter)] = optimizer
-                    self._was_owned[parameter] = True
+                    if parameter not in self._was_owned:
+                        self._was_owned[parameter] = True
         return found
 
     def _classify(self, share: Share, module: nn.Module, parameter: Tensor, owners: dict[int, Optimizer]) -> None:
@@ -233,7 +235,7 @@ class Ownership:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def _model_fields(self, model: Model, root: nn.Module, share: Share) -> dict[str, Any]:
-        by_site = {self.core.tree.parameter_site.get(p): p for p in root.parameters()}
+        by_site = {self.core.tree.parameter_site.get(p): p for p in (parameters_of(root) if share.unowned else ())}
         unowned = [by_site[site] for site in share.unowned if site in by_site]
         return {
             "site": model.site,
@@ -285,7 +287,7 @@ class Ownership:
 
 def _each(root: nn.Module, live: set[int]) -> Iterator[tuple[nn.Module, Tensor]]:
     """Every parameter of all models once, with its owner."""
-    for module in root.modules():
+    for module in modules_of(root):
         for parameter in module._parameters.values():
             if parameter is not None and not is_lazy(parameter) and id(parameter) not in live:
                 live.add(id(parameter))

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from neuraldbg.capture.torch.members import modules_of, named_modules_of, parameters_of
+
 _MOST_ITEMS = 512
 _DEEPEST = 3
 _OWN = frozenset(vars(nn.Module())) - {"training"}
@@ -30,11 +32,11 @@ class Hidden:
 
 def hidden_parameters(root: nn.Module) -> Iterator[Hidden]:
     """What is reachable from the attributes of a model's modules but not from parameters()."""
-    registered = {id(parameter) for parameter in root.parameters()}
-    own_modules = {id(module) for module in root.modules()}
-    for path, module in root.named_modules():
-        if type(module).__module__.startswith("torch."):
-            continue
+    modules = named_modules_of(root)
+    theirs = [(path, module) for path, module in modules if not type(module).__module__.startswith("torch.")]
+    registered = {id(parameter) for parameter in parameters_of(root)} if theirs else set()
+    own_modules = {id(module) for module in modules_of(root)} if theirs else set()
+    for path, module in theirs:
         for name, value in list(vars(module).items()):
             if name in _OWN or name.startswith("__"):
                 continue

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from neuraldbg.capture.torch.evidence.attention import Attention, attentions_of, of_seen, seen_keys
 from neuraldbg.capture.torch.evidence.broadcasts import broadcast_of
-from neuraldbg.capture.torch.evidence.graph_walk import Walk, walk
+from neuraldbg.capture.torch.evidence.graph_walk import Walk, shared_walk
 from neuraldbg.capture.torch.evidence.host_copies import Array, HostCopies
 from neuraldbg.capture.torch.evidence.leaks import ENOUGH_ROWS
 from neuraldbg.capture.torch.evidence.loss_lines import Line, Watched, next_look
@@ -146,7 +146,7 @@ class LossInputs:
         self._wake()
         deep = core.looking and (line.looks < 3 or line.looks % 8 == 0)
         line.looks += 1
-        graph = walk(loss, DEEP if deep else NEAR)
+        graph = shared_walk(core, loss, DEEP if deep else NEAR)
         records = {one.id: one for one in self.passes.current.copy() if one.record is not None}
         for index, term in enumerate(terms_of(graph)):
             self._look(source, index, term, graph, records)
@@ -343,7 +343,7 @@ def _without(target: Array, ignore: int) -> Array:
 
 def _count(watched: Watched, target: Array, ignore: int | None) -> None:
     numbers = target if ignore is None else _without(target, ignore)
-    whole = watched.labels is not None and bool((numbers == numbers.round()).all())
+    whole = watched.labels is not None and (numbers.dtype.kind in "iu" or bool((numbers == numbers.round()).all()))
     counts = label_counts(numbers) if whole else None
     if watched.labels is None or counts is None:
         watched.labels = None

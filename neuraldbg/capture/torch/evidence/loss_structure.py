@@ -18,6 +18,7 @@ from neuraldbg.capture.torch.evidence.loss_terms import (
     softmax_axis,
 )
 from neuraldbg.capture.torch.evidence.loss_values import TARGETS, Values
+from neuraldbg.capture.torch.members import modules_of
 from neuraldbg.capture.torch.passes import KeptTensor, Pass, leaves
 
 
@@ -105,7 +106,7 @@ def recurrence_of(passes: list[Pass]) -> str | None:
     """Whether the model is a recurrent one that reads forwards only."""
     for one in passes:
         root = one.model.ref()
-        found = [m for m in root.modules() if isinstance(m, nn.RNNBase)] if root is not None else []
+        found = [m for m in modules_of(root) if isinstance(m, nn.RNNBase)] if root is not None else []
         if found:
             return "both ways" if any(module.bidirectional for module in found) else "forwards"
     return None

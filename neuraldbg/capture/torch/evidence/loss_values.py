@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 Array = NDArray[Any]
 Values = dict[str, Any]
 MOST_LABELS = 64  # different labels that are counted one by one
+FEW = 2048  # of which NumPy takes longer than Python
 ROWS_OF_SCORES = 32_768  # elements of the predictions that are looked at
 TARGETS = 32_768
 MOST_CONFUSED = 12  # classes between which mistaken probability is told apart
@@ -47,18 +48,20 @@ def class_rows(scores: Array, labels: Array | None = None) -> tuple[Array, Array
 def of_target(target: Array) -> Values:
     """Statistics of a target, whatever its sort."""
     numbers = target.astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
+    whole = target.dtype.kind in "iub"
+    finite = numbers.reshape(-1) if whole else numbers[np.isfinite(numbers)]
     if finite.size == 0:
         return {}
-    counts = label_counts(finite)
+    ordered = np.sort(finite)
+    middle = len(ordered) // 2
     facts: Values = {
-        "target_min": float(finite.min()),
-        "target_max": float(finite.max()),
+        "target_min": float(ordered[0]),
+        "target_max": float(ordered[-1]),
         "target_mean": float(finite.mean()),
         "target_std": float(finite.std()),
-        "target_integer": bool((finite == np.round(finite)).all()),
-        "target_distinct": len(counts) if counts is not None else MOST_LABELS + 1,
-        "target_median": float(np.median(finite)),
+        "target_integer": whole or bool((finite == np.round(finite)).all()),
+        "target_distinct": min(int(np.count_nonzero(ordered[1:] != ordered[:-1])) + 1, MOST_LABELS + 1),
+        "target_median": float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2),
     }
     if target.ndim == 2 and target.shape[1] > 1 and target.dtype.kind == "f":
         sums = numbers.sum(1)
@@ -90,7 +93,10 @@ def outside(target: Array, span: list[float | None]) -> float:
 
 
 def label_counts(values: Array) -> dict[float, int] | None:
-    """How often each value occurs; None when there are too many."""
+    """How often each value occurs; None when there are too many. Of few labels Python is quicker."""
+    if values.dtype.kind in "iu" and values.size <= FEW:
+        found = Counter(values.reshape(-1).tolist())
+        return None if len(found) > MOST_LABELS else {float(value): found[value] for value in sorted(found)}
     known, counts = np.unique(values, return_counts=True)
     if len(known) > MOST_LABELS:
         return None
@@ -121,57 +127,69 @@ def sentinel_of(target: Array) -> Values:
 def of_scores(scores: Array, labels: Array | None, ignore: int | None) -> Values:
     """Of a loss over classes: whether the rows are log-probabilities, and what is predicted."""
     rows, flat = class_rows(scores, labels)
-    good = np.isfinite(rows).all(1)
-    rows = rows[good].astype(np.float64)
+    finite = np.isfinite(rows)
+    if not finite.all():
+        good = finite.all(1)
+        rows, flat = rows[good], None if flat is None else flat[good]
+    rows = rows.astype(np.float64)
     if rows.shape[0] == 0:
         return {}
     top = rows.max(1, keepdims=True)
     total = (top + np.log(np.exp(rows - top).sum(1, keepdims=True)))[:, 0]
-    chosen, counts = np.unique(rows.argmax(1), return_counts=True)
+    chosen = np.bincount(rows.argmax(1))
     facts: Values = {
         "classes": int(rows.shape[1]),
         "rows": int(rows.shape[0]),
-        "log_normalised": float((np.abs(total) < 0.02).mean()),
-        "positive_scores": float((rows > 1e-6).mean()),
-        "probability_rows": float(((rows >= 0).all(1) & (np.abs(rows.sum(1) - 1) < 1e-3)).mean()),
-        "prediction": int(chosen[counts.argmax()]),
-        "prediction_share": float(counts.max() / len(rows)),
-        "predictions_distinct": len(chosen),
+        "log_normalised": _share(np.abs(total) < 0.02),
+        "positive_scores": _share(rows > 1e-6),
+        "probability_rows": _share((rows >= 0).all(1) & (np.abs(rows.sum(1) - 1) < 1e-3)),
+        "prediction": int(chosen.argmax()),
+        "prediction_share": float(chosen.max() / len(rows)),
+        "predictions_distinct": int(np.count_nonzero(chosen)),
         "row_spread": float(rows.std(0).mean()),
     }
     if flat is not None and flat.dtype.kind in "iu":
-        flat = flat[good]
         counted = (flat >= 0) & (flat < rows.shape[1])
         if ignore is not None:
-            facts["ignored_share"] = float((flat == ignore).mean())
+            facts["ignored_share"] = _share(flat == ignore)
             counted &= flat != ignore
-        if counted.any():
+        if counted.all():
+            facts |= _of_labels(rows, flat)
+        elif counted.any():
             facts |= _of_labels(rows[counted], flat[counted])
     return facts
 
 
+def _share(flags: Array) -> float:
+    """As `flags.mean()`, in a fifth of the time."""
+    return float(np.count_nonzero(flags) / flags.size)
+
+
 def _of_labels(rows: Array, labels: Array) -> Values:
     own = -rows[np.arange(len(rows)), labels]
-    common, counts = np.unique(labels, return_counts=True)
-    major = int(common[counts.argmax()])
+    counts = np.bincount(labels.astype(np.int64, copy=False), minlength=rows.shape[1])
+    major = int(counts.argmax())
     rest = labels != major
     right = rows.argmax(1) == labels
+    others = int(np.count_nonzero(rest))
     facts: Values = {
         "label_share": float(counts.max() / len(labels)),
         "label_major": major,
-        "accuracy": float(right.mean()),
+        "accuracy": _share(right),
         "loss_on_major": float(own[~rest].mean()),
-        "loss_on_rest": float(own[rest].mean()) if rest.any() else None,
-        "rest": [int(rest.sum()), int((right & rest).sum())],
+        "loss_on_rest": float(own[rest].mean()) if others else None,
+        "rest": [others, int(np.count_nonzero(right & rest))],
     }
     if rows.shape[1] <= MOST_CONFUSED:
         shares = np.exp(rows - rows.max(1, keepdims=True))
         shares /= np.maximum(shares.sum(1, keepdims=True), 1e-12)
-        facts["shares"] = np.stack([shares[labels == label].sum(0) for label in range(rows.shape[1])])
+        together = np.zeros((rows.shape[1], rows.shape[1]))
+        np.add.at(together, labels, shares)
+        facts["shares"] = together
         into = shares[rest, major]
-        facts["spread_into_major"] = float(into.std()) if rest.any() else None
-        facts["into_major"] = (major, int(rest.sum()), float(into.sum()), float((into**2).sum()))
-        facts["counts"] = np.bincount(labels, minlength=rows.shape[1])
+        facts["spread_into_major"] = float(into.std()) if others else None
+        facts["into_major"] = (major, others, float(into.sum()), float((into**2).sum()))
+        facts["counts"] = counts
     return facts
 
 

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.members import modules_of
 from neuraldbg.capture.torch.passes import Pass
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Modes:
     def _layers(self, root: nn.Module) -> list[tuple[str, weakref.ref[nn.Module]]]:
         known = self._sensitive.get(root)
         if known is None:
-            found = [(type(module).__name__, weakref.ref(module)) for module in root.modules() if sensitive(module)]
+            found = [(type(module).__name__, weakref.ref(module)) for module in modules_of(root) if sensitive(module)]
             step = max(len(found) // _LOOKED_AT, 1)
             known = self._sensitive[root] = found[::step]
         return known

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuraldbg.capture.places import FIRST_LOOKS, FLAT, LATER, MOST_ELEMENTS, RECTIFIED, Place
-from neuraldbg.capture.torch.evidence.graph_walk import SHAPES, Visit, Walk, saved, walk
+from neuraldbg.capture.torch.evidence.graph_walk import SHAPES, Visit, Walk, saved, shared_walk
 from neuraldbg.capture.torch.stats import measurable
 
 DEEP = 6_000  # operations read below a loss
@@ -44,7 +44,7 @@ class Network:
             return
         self._looks[source] = looks + 1
         self._next[source] = max(step, 1) * LATER
-        graph = walk(loss, DEEP)
+        graph = shared_walk(self.core, loss, DEEP)
         if looks == 0:
             self._stack(graph, source)
         self._activations(graph)
@@ -68,7 +68,8 @@ class Network:
                 self._look(place, visit.name, value, conv=fed is not None and "Convolution" in fed.name)
 
     def _place(self, visit: Visit, fed_by: int | None, order: int) -> Place | None:
-        key = (visit.name, visit.layer, fed_by, visit.shape and visit.shape[1:])
+        shape = visit.shape
+        key = (visit.name, visit.layer, fed_by, shape and shape[1:])
         place = self._places.get(key)
         if place is None and len(self._places) < MOST_PLACES:
             place = self._places[key] = Place(visit.name, visit.layer, fed_by, order)
@@ -82,7 +83,7 @@ class Network:
         place.units = value.shape[axis]
         others = tuple(dim for dim in range(value.dim()) if dim != axis)  # samples and positions
         if name in RECTIFIED and not _all_alive(place):
-            _narrow(place, "dead", ~_array(value).any(axis=others))
+            _narrow(place, "dead", ~np.logical_or.reduce(_array(value), axis=others))
         flat = _flat(name, value)
         if flat is not None:
             place.flat_share = float(flat.mean())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
-from neuraldbg.capture.torch.evidence.graph_walk import Visit, Walk, multiplier, saved, walk
+from neuraldbg.capture.torch.evidence.graph_walk import Visit, Walk, multiplier, saved, shared_walk
 from neuraldbg.capture.torch.frames import let_go
 from neuraldbg.capture.torch.origin.lines import made_at
 
@@ -65,7 +65,7 @@ class ScoreTerms:
         if seen >= LOOKS or (source not in self._looks and len(self._looks) >= LINES):
             return
         self._looks[source] = seen + 1
-        terms = list(score_terms(walk(loss, NODES)))
+        terms = list(score_terms(shared_walk(core, loss, NODES)))
         single = [term for term in terms if term.worth is not None and term.worth.numel() == 1]
         others = [term for term in terms if term not in single][:MOST_TERMS]
         for term in others:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.torch.members import named_modules_of
 from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.stats import composed, measure
 
@@ -37,12 +38,13 @@ class Starts:
         if one.model.site in self._seen or not one.grad or not isinstance(root, nn.Module):
             return
         self._seen.add(one.model.site)
-        for name, module in root.named_modules():
-            for own, parameter in module.named_parameters(recurse=False):
-                site = self.core.tree.parameter_site.get(parameter)
-                if site is not None and _readable(parameter) and self._written < MOST_FACTS:
-                    self._written += 1
-                    self._write(site, own, name, module, parameter)
+        with torch.no_grad():
+            for name, module in named_modules_of(root):
+                for own, parameter in module.named_parameters(recurse=False) if module._parameters else ():
+                    site = self.core.tree.parameter_site.get(parameter)
+                    if site is not None and _readable(parameter) and self._written < MOST_FACTS:
+                        self._written += 1
+                        self._write(site, own, name, module, parameter)
 
     def _updated(self, *_: Any) -> None:
         if self._equal and self._first_look and self.core.recorder.step >= LATER:
@@ -63,9 +65,9 @@ class Starts:
                         "rows_later", site=site, equal=_equal_rows(rows), moved=moved, different=_different(rows, moved)
                     )
 
-    @torch.no_grad()
     def _write(self, site: int, own: str, path: str, module: nn.Module, parameter: Tensor) -> None:
-        values = parameter.detach().float()
+        values = parameter.detach()
+        values = values if values.dtype is torch.float32 else values.float()
         mean, std, low, high, norm = _described(values)
         equal = _equal_rows(values)
         if equal and parameter.requires_grad:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.torch.members import every_named_parameter, modules_of
 from neuraldbg.capture.torch.passes import Pass
 
 MOST_BYTES = 64 * 2**20  # of one weight that is compared with another
@@ -36,12 +37,11 @@ class Tying:
             self._look(root, one.model.site, first=passes <= LOOKS)
 
     def _look(self, root: nn.Module, site: int, *, first: bool) -> None:
-        every = root.named_parameters(remove_duplicate=False)
-        named: list[tuple[str, Tensor]] = [(name, p) for name, p in every if _comparable(p)]
+        named = [(name, p) for name, p in every_named_parameter(root) if _comparable(p)]
         by_place: dict[int, list[str]] = {}
         for name, parameter in named:
             by_place.setdefault(parameter.data_ptr(), []).append(name)
-        together = {pair for names in by_place.values() for pair in _pairs(sorted(names))}
+        together = {pair for names in by_place.values() if len(names) > 1 for pair in _pairs(sorted(names))}
         before = self._tied.setdefault(site, set())
         values = dict(named)
         for pair in together - before:
@@ -54,6 +54,8 @@ class Tying:
             self._look_for_twins(root, site, named)
 
     def _look_for_twins(self, root: nn.Module, site: int, named: list[tuple[str, Tensor]]) -> None:
+        if not any(isinstance(module, nn.Embedding) for module in modules_of(root)):
+            return
         tables = [(n, p) for n, p in named if isinstance(root.get_submodule(n.rpartition(".")[0]), nn.Embedding)]
         for name, table in tables:
             for other, weight in named:

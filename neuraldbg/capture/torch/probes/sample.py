@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.members import named_buffers_of, parameters_of
 from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, leaves, map_leaves, map_tensors, tensors
 from neuraldbg.capture.torch.pieces import copied
 from neuraldbg.capture.torch.probes.graph_nodes import Unknown
@@ -184,7 +185,7 @@ class Samples:
     def _bytes_of(self, root: nn.Module) -> int:
         known = self._bytes.get(root)
         if known is None:
-            known = self._bytes[root] = sum(p.numel() * p.element_size() for p in root.parameters())
+            known = self._bytes[root] = sum(p.numel() * p.element_size() for p in parameters_of(root))
         return known
 
     def _skip(self) -> None:
@@ -231,7 +232,7 @@ class Samples:
             raise Unknown(f"batches of more than {SAMPLE_BYTES >> 20} MB are not kept")
         roots = sample.roots()
         held = [id(entry.what()) for entry in sample.tape.entries if entry is not None and entry.kind == "parameter"]
-        if held and not set(held) <= {id(parameter) for root in roots for parameter in root.parameters()}:
+        if held and not set(held) <= {id(parameter) for root in roots for parameter in parameters_of(root)}:
             raise Unknown("the loss depends on tensors outside the model")
         if sum(map(self._bytes_of, roots)) > MODEL_BYTES:
             raise Unknown(TOO_LARGE)
@@ -283,7 +284,7 @@ class Samples:
             self.core.rest("update_begun", self._update_begun)
 
     def _keep_first_values(self, own: Specimen) -> None:
-        parameters = [p for root in own.roots for p in root.parameters()]
+        parameters = [p for root in own.roots for p in parameters_of(root)]
         size = sum(p.numel() * p.element_size() for p in parameters)
         if size > INITIAL_BYTES or any(p.layout != torch.strided for p in parameters):
             return
@@ -291,7 +292,11 @@ class Samples:
         for number in own.samples[0].tape.used_passes:
             one = own.samples[0].tape.passes[number]
             own.buffers.update(
-                {id(b): one.record.buffers[name] for name, b in one.root.named_buffers() if name in one.record.buffers}
+                {
+                    id(b): one.record.buffers[name]
+                    for name, b in named_buffers_of(one.root)
+                    if name in one.record.buffers
+                }
             )
 
     def _update_done(self, *_: Any) -> None:
