@@ -91,10 +91,10 @@ class _Waiting:
         self.type: str = fields["type"]
         self._fields: dict[str, Any] | None = fields
         self._line = b""
-        if _made_lasting(fields):
-            self.size = _PER_FACT + sum([len(value) for value in fields.values() if value.__class__ is str])
-        else:
-            self.size = len(self.line())
+        size = _size_of_lasting(fields)
+        self.size = (
+            len(self.line()) if size is None else size
+        )  # one that cannot be made raises here, where it came from
 
     def line(self) -> bytes:
         if self._fields is not None:
@@ -104,20 +104,30 @@ class _Waiting:
 
 
 _PER_FACT = 400  # bytes of a line beside its texts, about
-_LASTING = frozenset((str, int, float, bool, type(None)))
+_FEW = 32  # values in a row
+_WHOLE = 10**300  # larger numbers may have more digits than Python writes
+_LASTING = frozenset((float, bool, type(None)))
 
 
-def _made_lasting(fields: dict[str, Any]) -> bool:
-    """Whether all of them are plain values, or tuples of such: nobody can change these. A list is made a tuple."""
+def _size_of_lasting(fields: dict[str, Any]) -> int | None:
+    """About how long the line will be; None where something in it can change or be long, or may not be written: then it
+    is made at once. A short list of plain values is made a tuple, which nobody can change."""
+    size = _PER_FACT
     for name, value in fields.items():
         kind = value.__class__
-        if kind in _LASTING:
-            continue
-        if kind not in (tuple, list) or not _LASTING.issuperset(map(type, value)):
-            return False
-        if kind is list:
-            fields[name] = tuple(value)
-    return True
+        if kind is list and len(value) <= _FEW:
+            fields[name] = row = tuple(value)
+        else:
+            row = value if kind is tuple else (value,)
+        if len(row) > _FEW:
+            return None
+        for item in row:
+            kind = item.__class__
+            if kind is str:
+                size += len(item)
+            elif not (kind in _LASTING or (kind is int and -_WHOLE < item < _WHOLE)):
+                return None
+    return size
 
 
 def _plain(value: Any) -> Any:

@@ -106,3 +106,11 @@ def test_what_changes_between_two_looks_is_seen() -> None:
     check(model)
     kept: list[Tensor] = members.parameters_of(model)
     assert kept[0] is model[0].weight
+
+
+def test_a_module_inside_of_itself_ends_as_it_does_for_torch() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].parent = model
+    with pytest.raises(RecursionError):
+        members.every_named_parameter(model)
+    assert members.named_modules_of(model) == list(model.named_modules())

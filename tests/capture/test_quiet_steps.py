@@ -319,3 +319,17 @@ def test_a_steep_loss_beside_a_smooth_one_is_told_of_every_backward(tmp_path: Pa
             optimizer.step()
             del root
         assert sum(ref() is not None for ref in alive) <= 1
+
+
+def test_the_factor_of_one_loss_is_not_told_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Poisoned, "now", False)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with watching(tmp_path, budget=QUIET):
+        for step in range(76):
+            optimizer.zero_grad()
+            (model(torch.ones(4, 4)).square().mean() * 128.0).backward()
+            _Poisoned.now = step == 75
+            _Poisoned.apply(model(torch.ones(4, 4))).square().mean().backward()
+            optimizer.step()
+    assert facts(tmp_path, "origin")[-1]["loss_factor"] is None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from watching import facts, watching
 
 from neuraldbg.capture.torch.evidence.graphs_probes import Probes
@@ -117,3 +118,25 @@ def test_an_optimizer_that_is_given_other_parameters_is_probed_at_those() -> Non
     mine = {id(parameter) for parameter in other.parameters()}
     assert len(before) == 4
     assert all(id(parameter) in mine for parameter in probes.of(optimizer))
+
+
+def test_layers_behind_a_wrapper_that_passes_attributes_on_are_found(tmp_path: Path) -> None:
+    """Their paths leave the wrapper out."""
+
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = checkpoint_wrapper(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.block(x).detach())  # type: ignore[no-any-return]
+
+    model = Cut()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with watching(tmp_path):
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert len(facts(tmp_path, "unreached")[0]["layers"]) == 2

@@ -15,8 +15,8 @@ from neuraldbg.capture.torch.evidence import graph_walk
 from neuraldbg.capture.torch.evidence.graph_walk import Walk, shared_walk, walk
 
 
-def looking(at: bool = True) -> Any:
-    return SimpleNamespace(graph=None, looking=at)
+def looking() -> Any:
+    return SimpleNamespace(graph=None)
 
 
 def loss_of(depth: int = 3) -> Tensor:
@@ -44,10 +44,16 @@ def test_another_loss_or_less_room_is_walked_anew() -> None:
     assert shared_walk(core, other, 100).visits[0].node is other.grad_fn
 
 
-def test_where_nobody_is_told_to_let_go_it_is_not_kept() -> None:
-    core = looking(at=False)
-    shared_walk(core, loss_of(), 100)
-    assert core.graph is None
+def test_ctrl_c_among_those_who_look_leaves_no_graph_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = net()
+    with watching(tmp_path) as capture:
+        monkeypatch.setattr("neuraldbg.capture.torch.evidence.network.Network._activations", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(4, 4)).square().mean().backward()
+        assert capture.core.graph is None
 
 
 def test_the_graph_of_a_watched_training_is_walked_once_and_let_go(

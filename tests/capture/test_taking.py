@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from watching import watching
 
 from neuraldbg.capture.kernels import frameless, host
 from neuraldbg.capture.torch.recording import hashing, marks
@@ -200,8 +203,52 @@ def test_c_says_where_it_is_not_asked_as_it_should_be() -> None:
     net = model()
     known = Structure.of(net)
     assert frameless.surroundings(known.modules, known.children) == surroundings(known.modules, known.children)
-    assert frameless.surroundings(known.modules, [*known.children, 1]) is False
+    assert frameless.surroundings(known.modules, [*known.children, ("more", 1)]) is False
     with pytest.raises(TypeError):
         frameless.surroundings([("", net)], [])
     with pytest.raises(AttributeError):
         frameless.surroundings([("", weakref.ref(test_a_shared_buffer_has_its_first_name))], [])
+
+
+class _Hiding(nn.Module):
+    """Names fewer modules and buffers than it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+    def modules(self) -> Iterator[nn.Module]:
+        return iter([self, self.head])
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_passes_of_odd_models_can_be_run_again(tmp_path: Path, renamed: bool) -> None:
+    model: Any = nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(4), head=nn.Linear(4, 1))) if renamed else _Hiding()
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=1e-3)
+    with watching(tmp_path) as capture:
+        for step in range(4):
+            if renamed and step == 2:
+                model._modules = {{"norm": "bn"}.get(name, name): child for name, child in model._modules.items()}
+            optimizer.zero_grad()
+            out = model(torch.randn(8, 4))
+            again = capture.passes.current[-1].record.rerun(model, model)
+            assert torch.equal(out, again)
+            out.mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.skipif(frameless.as_marked is None, reason="built without it")
+def test_a_mark_that_is_replaced_while_it_is_compared_is_held() -> None:
+    marks: dict[int, tuple[int, int]] = {}
+
+    class Sly:
+        @property
+        def grad(self) -> None:
+            marks[id(self)] = (7, 7)
+
+    sly = Sly()
+    marks[id(sly)] = (1, 2)
+    assert not frameless.as_marked([sly], marks)

@@ -63,7 +63,7 @@ static PyObject *reader_octaves(PyObject *self, PyObject *const *args, Py_ssize_
 {
     job one = {0};
     int64_t bins[BINS] = {0}, zeros = 0, bad = 0;
-    uint16_t narrow[BINS];
+    unsigned char narrow[2 * BINS]; /* little-endian */
     if (given != 3)
         return PyErr_Format(PyExc_TypeError, "octaves takes a tensor and two numbers, not %zd arguments", given);
     long long size = PyLong_AsLongLong(args[1]), pieces = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
@@ -83,7 +83,7 @@ static PyObject *reader_octaves(PyObject *self, PyObject *const *args, Py_ssize_
     }
     restore_floats(floats);
     for (int i = 0; i < BINS; i++)
-        narrow[i] = (uint16_t)bins[i];
+        narrow[2 * i] = (unsigned char)(bins[i] & 255), narrow[2 * i + 1] = (unsigned char)(bins[i] >> 8);
     return Py_BuildValue("(LLLLy#)", (long long)one.count, size * pieces, (long long)zeros, (long long)bad, (char *)narrow,
                          (Py_ssize_t)sizeof(narrow));
 }
@@ -152,7 +152,7 @@ PyDoc_STRVAR(keep_doc, "keep(tensors, plan) -> whether each was copied as planne
 static void copy_for_later(char *to, const char *from, size_t bytes)
 {
     size_t done = 0;
-#if defined(__GNUC__) && defined(__SSE2__)
+#if defined(__GNUC__) && defined(__x86_64__)
     if (bytes >= PAST_CACHES && (uintptr_t)to % 16 == 0) {
         for (; done + 64 <= bytes; done += 64)
             for (size_t k = done; k < done + 64; k += 16)

@@ -57,8 +57,10 @@ static PyObject *as_marked(PyObject *module, PyObject *const *args, Py_ssize_t g
     for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(args[0]); i++) {
         PyObject *parameter = PyList_GET_ITEM(args[0], i), *key = PyLong_FromVoidPtr(parameter);
         PyObject *before = key ? PyDict_GetItemWithError(args[1], key) : NULL;
+        Py_XINCREF(before); /* to ask for a gradient may run anything */
         PyObject *now = before ? mark_of(parameter) : NULL;
         same = now ? PyObject_RichCompareBool(before, now, Py_EQ) : PyErr_Occurred() ? -1 : 0;
+        Py_XDECREF(before);
         Py_XDECREF(now);
         Py_XDECREF(key);
     }
@@ -116,6 +118,8 @@ static PyObject *reader_gradients(PyObject *self, PyObject *const *args, Py_ssiz
         return plain < 0 ? NULL : Py_NewRef(Py_None);
     }
     PyObject *next = after < 0 ? Py_NewRef(Py_None) : PyLong_FromSsize_t(after);
+    if (!next)
+        Py_CLEAR(found);
     return next ? Py_BuildValue("(NN)", found, next) : NULL;
 }
 
@@ -123,8 +127,8 @@ static PyObject *reader_gradients(PyObject *self, PyObject *const *args, Py_ssiz
 
 typedef struct {
     PyObject *training, *trainable, *buffers; /* lists */
-    PyObject *children;                       /* ids that are expected, in order */
-    Py_ssize_t seen;                          /* of them */
+    PyObject *children;                       /* that are expected of each module: a tuple of names and ids */
+    Py_ssize_t seen;                          /* modules */
 } surroundings;
 
 /* The values, or the items, of a dict among a module's attributes; NULL without an error: it is something else. */
@@ -137,15 +141,21 @@ static PyObject *those_in(PyObject *module, PyObject *name, int items)
     return found;
 }
 
-/* -1 = an error, 0 = another child than was expected, 1 = done, 2 = Python has to look */
+/* -1 = an error, 0 = another child or another name than was expected, 1 = done, 2 = Python has to look */
 static int look_at_children(surroundings *of, PyObject *module)
 {
-    PyObject *held = those_in(module, S_own_modules, 0);
-    int same = held ? 1 : PyErr_Occurred() ? -1 : 2;
-    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(held); i++, of->seen++)
-        same = of->seen < PyList_GET_SIZE(of->children) &&
-               PyLong_AsVoidPtr(PyList_GET_ITEM(of->children, of->seen)) == (void *)PyList_GET_ITEM(held, i);
-    Py_XDECREF(held);
+    PyObject *held = those_in(module, S_own_modules, 1);
+    if (!held)
+        return PyErr_Occurred() ? -1 : 2;
+    PyObject *expected = of->seen < PyList_GET_SIZE(of->children) ? PyList_GET_ITEM(of->children, of->seen++) : NULL;
+    int same = expected && PyTuple_Check(expected) && PyTuple_GET_SIZE(expected) == 2 * PyList_GET_SIZE(held);
+    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(held); i++) {
+        PyObject *item = PyList_GET_ITEM(held, i);
+        same = PyLong_AsVoidPtr(PyTuple_GET_ITEM(expected, 2 * i + 1)) == (void *)PyTuple_GET_ITEM(item, 1);
+        if (same == 1)
+            same = PyObject_RichCompareBool(PyTuple_GET_ITEM(expected, 2 * i), PyTuple_GET_ITEM(item, 0), Py_EQ);
+    }
+    Py_DECREF(held);
     return PyErr_Occurred() ? -1 : same;
 }
 
@@ -199,7 +209,7 @@ static int look_at_module(surroundings *of, PyObject *named)
 }
 
 PyDoc_STRVAR(surroundings_doc,
-             "surroundings([(path, weak reference of a module), ...], ids of all their children)\n"
+             "surroundings([(path, weak reference of a module), ...], [(name, id of a child, name, id, ...), ...])\n"
              "-> (training flags, requires_grad of the parameters, [(path, name, buffer), ...])\n\n"
              "False where they are no longer built like this; None where a module keeps its things otherwise.");
 

@@ -166,7 +166,10 @@ class BackwardWatch:
                 heard, core.look_at = core.moments, math.inf  # who waits for another one says so
             if heard is core.moments and value < math.inf:
                 self._usual += _SMOOTH * (value - self._usual)
-        core.tell(heard.backward_begun, loss, source)
+        try:
+            core.tell(heard.backward_begun, loss, source)
+        finally:  # also after Ctrl-C
+            core.graph = None
         if heard is not core.moments and (source not in self.smooth or loss is None or not loss.is_cpu):
             core.tell(core.moments.backward_elsewhere, loss, source)
         end = now_ns()

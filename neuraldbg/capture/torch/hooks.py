@@ -23,6 +23,7 @@ from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, compiler, now_ns, traced_by_dynamo, tracing
 from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import UNTIMED, LayerWatch
+from neuraldbg.capture.torch.members import is_usual
 from neuraldbg.capture.torch.passes import (
     CLONE_BYTES,
     Pass,
@@ -230,8 +231,8 @@ class PassWatch:
             self.light.append(one)
 
     def _record(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
-        around = one.around = self.structures.look(root)
-        buffers = named_buffers(around)
+        around = one.around = self.structures.look(root) if is_usual(root) else None
+        buffers = dict(root.named_buffers()) if around is None else named_buffers(around)
         size = sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
         size += sum(min(t.numel() * t.element_size(), CLONE_BYTES) for t in tensors(inputs))
         while self.current and (len(self.current) == RECORDED_PASSES or self._recorded_bytes + size > RECORDED_BYTES):
@@ -242,7 +243,7 @@ class PassWatch:
             return
         self._recorded_bytes += size
         one.record_bytes = size
-        known: dict[str, Any] = {"buffers": copies_of(buffers) if buffers else {}, "training": around[0]}
+        known: dict[str, Any] = {"buffers": copies_of(buffers), "training": around and around[0]}
         one.record = PassRecord.take(root, *inputs, backwards=self.core.backwards, **known)
         one.entry_module = weakref.ref(module)
         self.current.append(one)
@@ -345,13 +346,14 @@ class PassWatch:
         """A pass without a backward is an orphan once every optimizer has had its turn twice."""
         while self._leaf_hooks:
             self._leaf_hooks.pop().remove()
-        if len(self.open) == 1 and self.open[0].trained:  # mostly
+        alone = self.core.trainers < 2  # else another thread may take what we count
+        if alone and len(self.open) == 1 and self.open[0].trained:  # mostly
             self.open.popleft()
         elif self.open:
             patience = 2 * max(optimizers, 1)
             with self.core.lock:
                 self.open = deque([one for one in self.open if self._still_waits(one, patience)])
-        if self.current or len(self.light) != 1:
+        if self.current or len(self.light) != 1 or not alone:
             self._forget_records()
         else:
             one = self.light.popleft()  # mostly; `_forget` without a frame

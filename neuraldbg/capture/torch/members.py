@@ -6,6 +6,8 @@ module inside of another. Nothing is kept from one walk to the next: users add, 
 
 from __future__ import annotations
 
+import sys
+
 from torch import Tensor, nn
 
 _WAYS = ("modules", "named_modules", "parameters", "named_parameters", "named_buffers", "_named_members")
@@ -14,7 +16,7 @@ _NAMED_MODULES = nn.Module.named_modules
 Named = list[tuple[str, nn.Module]]
 
 
-def _is_usual(root: nn.Module) -> bool:
+def is_usual(root: nn.Module) -> bool:
     """Whether neither the class nor the object has a way of its own to name its parts."""
     kind = type(root)
     found = (
@@ -41,6 +43,8 @@ def named_modules_of(root: nn.Module, *, once: bool = True) -> Named:
             return list(root.named_modules(remove_duplicate=once))
         if once:
             seen.add(module)
+        elif path.count(".") > sys.getrecursionlimit():  # it stands inside of itself
+            return list(root.named_modules(remove_duplicate=False))
         found.append(entry)
         if module._modules:
             inner = [
@@ -54,7 +58,7 @@ def named_modules_of(root: nn.Module, *, once: bool = True) -> Named:
 
 def modules_of(root: nn.Module) -> list[nn.Module]:
     """`root.modules()`."""
-    if not _is_usual(root):
+    if not is_usual(root):
         return list(root.modules())
     found: list[nn.Module] = []
     seen: set[nn.Module] = set()
@@ -74,12 +78,12 @@ def modules_of(root: nn.Module) -> list[nn.Module]:
 
 def parameters_of(root: nn.Module) -> list[Tensor]:
     """`root.parameters()`."""
-    return _parameters_in(modules_of(root)) if _is_usual(root) else list(root.parameters())
+    return _parameters_in(modules_of(root)) if is_usual(root) else list(root.parameters())
 
 
 def named_parameters_of(root: nn.Module) -> list[tuple[str, Tensor]]:
     """`root.named_parameters()`."""
-    if not _is_usual(root):
+    if not is_usual(root):
         return list(root.named_parameters())
     found: dict[int, tuple[str, Tensor]] = {}
     for name, parameter in _all_named(named_modules_of(root)):
@@ -89,21 +93,21 @@ def named_parameters_of(root: nn.Module) -> list[tuple[str, Tensor]]:
 
 def every_named_parameter(root: nn.Module) -> list[tuple[str, Tensor]]:
     """`root.named_parameters(remove_duplicate=False)`."""
-    if not _is_usual(root):
+    if not is_usual(root):
         return list(root.named_parameters(remove_duplicate=False))
     return _all_named(named_modules_of(root, once=False))
 
 
 def own_parameters(module: nn.Module) -> list[Tensor]:
     """`module.parameters(recurse=False)`."""
-    if not _is_usual(module):
+    if not is_usual(module):
         return list(module.parameters(recurse=False))
     return _parameters_in([module]) if module._parameters else []
 
 
 def named_buffers_of(root: nn.Module) -> list[tuple[str, Tensor]]:
     """`root.named_buffers()`."""
-    if not _is_usual(root):
+    if not is_usual(root):
         return list(root.named_buffers())
     found: dict[int, tuple[str, Tensor]] = {}
     for path, module in named_modules_of(root):

@@ -110,7 +110,7 @@ class Recorder:
     def refine_site(self, site_id: int, **fields: Any) -> None:
         """Add what was learnt later (shape, source line, flops)."""
         known = dict(zip(_WRITTEN, _values_of(self.sites[site_id]), strict=True))
-        site = self.sites[site_id] = Site(**{**known, **fields})
+        site = self.sites[site_id] = Site(**{**known, "rank": self.sites[site_id].rank, **fields})
         self._write_site(site)
 
     def _write_site(self, site: Site) -> None:

@@ -16,6 +16,7 @@ from neuraldbg.capture.kernels import frameless
 # training flags of the modules; requires_grad of the parameters, module by module; (path, name, buffer)
 Surroundings = tuple[tuple[bool, ...], tuple[bool, ...], list[tuple[str, str, Tensor]]]
 Modules = list[tuple[str, weakref.ref[nn.Module]]]
+Children = list[tuple[str | int, ...]]  # of each module: name and id of the first, of the second, ...
 
 
 @dataclass(eq=False)
@@ -23,7 +24,7 @@ class Structure:
     """Of one model. Holds nothing of it alive."""
 
     modules: Modules
-    children: list[int]
+    children: Children
 
     @classmethod
     def of(cls, root: nn.Module) -> Structure:
@@ -36,8 +37,8 @@ class Structure:
         return (surroundings(self.modules, self.children) if found is None else found) or None
 
 
-def surroundings(modules: Modules, children: list[int]) -> Surroundings | Literal[False]:
-    """False where a module is gone or has other children."""
+def surroundings(modules: Modules, children: Children) -> Surroundings | Literal[False]:
+    """False where a module is gone or has other children, or other names for them."""
     found = [(path, module) for path, ref in modules if (module := ref()) is not None]
     whole = len(found) == len(modules)  # a new child may lie where one was that is gone
     if not whole or _children([module for _, module in found]) != children:
@@ -52,8 +53,10 @@ def surroundings(modules: Modules, children: list[int]) -> Surroundings | Litera
     return tuple(training), tuple(trainable), buffers
 
 
-def _children(modules: list[nn.Module]) -> list[int]:
-    return [id(child) for module in modules for child in module._modules.values()]
+def _children(modules: list[nn.Module]) -> Children:
+    return [
+        tuple([part for name, child in module._modules.items() for part in (name, id(child))]) for module in modules
+    ]
 
 
 class Structures:

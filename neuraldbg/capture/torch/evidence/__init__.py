@@ -33,7 +33,6 @@ WATCHERS: tuple[str, ...] = (
     "accumulation:AccumulationWindows",
     "data:DataEvidence",
     "histograms:Histograms",
-    "graph_walk:SharedWalks",
 )
 PROFILED: tuple[str, ...] = (
     "graphs_kept:KeptGraphs",

@@ -84,24 +84,13 @@ class Walk:
         return visit
 
 
-class SharedWalks:
-    """Lets go of the walk that those share who look at one backward: it holds the graph."""
-
-    def __init__(self, capture: Any) -> None:
-        self.core = capture.core
-        self.core.take_part("backward_begun", "graph of a loss", self._let_go, rarely=True)
-
-    def _let_go(self, *_: Any) -> None:
-        self.core.graph = None
-
-
 def shared_walk(core: Core, loss: Tensor, limit: int) -> Walk:
-    """As `walk`; the one that another watcher of this backward made, if it is the same."""
+    """As `walk`; the one that another watcher of this backward made, if it is the same. Only for those who are told that
+    one begins: it is let go of before the backward runs."""
     known: Walk | None = core.graph
     if known is not None and known.root is loss.grad_fn and known.whole and len(known.visits) <= limit:
         return known
-    made = walk(loss, limit)
-    core.graph = made if core.looking else None  # else nobody may be told to let go of it
+    made = core.graph = walk(loss, limit)
     return made
 
 

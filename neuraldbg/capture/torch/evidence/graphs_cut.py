@@ -304,9 +304,11 @@ class GraphCuts:
 
 
 def _inside(root: nn.Module | None, path: str) -> nn.Module | None:
+    """`get_submodule`, without asking for each attribute; wrappers pass those of what they wrap on."""
+    inner = root
     for part in path.split(".") if path else ():
-        root = None if root is None else root._modules.get(part)
-    return root
+        inner = None if inner is None else inner._modules.get(part)
+    return inner if inner is not None or root is None else attempt(lambda: root.get_submodule(path))
 
 
 @torch.no_grad()

@@ -107,9 +107,10 @@ class OriginWatch:
             self._factor = factor_of(loss) if self._scaled[source] else None
         places = self._places[source]
         smooth = self.capture.backward.smooth
+        if places or self._factor is not None:
+            smooth.clear()  # what is known of this backward is not to be said of the next one
         if places:
             self._held += hold(loss, places)
-            smooth.clear()  # who holds anything is told of every backward: it may have to let go
         elif not early and not self._scaled[source] and self.capture.passes.count:
             smooth.add(source)
         if (loss.is_cuda or not math.isfinite(self.core.recorder.latest.get("loss", 0.0))) and self._loss_is_bad(loss):
