@@ -92,9 +92,7 @@ class _Waiting:
         self._fields: dict[str, Any] | None = fields
         self._line = b""
         size = _size_of_lasting(fields)
-        self.size = (
-            len(self.line()) if size is None else size
-        )  # one that cannot be made raises here, where it came from
+        self.size = len(self.line()) if size is None else size  # here it raises, to who told what cannot be written
 
     def line(self) -> bytes:
         if self._fields is not None:

@@ -85,8 +85,8 @@ class Walk:
 
 
 def shared_walk(core: Core, loss: Tensor, limit: int) -> Walk:
-    """As `walk`; the one that another watcher of this backward made, if it is the same. Only for those who are told that
-    one begins: it is let go of before the backward runs."""
+    """As `walk`; the one that another watcher of this backward made, if it is the same. Only for those who are told
+    that one begins: it is let go of before the backward runs."""
     known: Walk | None = core.graph
     if known is not None and known.root is loss.grad_fn and known.whole and len(known.visits) <= limit:
         return known
