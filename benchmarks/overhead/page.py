@@ -30,8 +30,8 @@ SHOWN = {
 }
 IN_SHORT = (
     "In short, for steps on a CPU: of 0.1 s and more by default as good as nothing, with `--budget full` 3 to 6 %; of",
-    "10 ms 6 % and a third; of less than a millisecond half of it and more. The first 20 updates cost more, since",
-    "everything is measured in them: an eighth of a long step, a quarter second in all of short ones. A *bar* is",
+    "10 ms 6 to 8 % and a quarter; of less than a millisecond half of it and more. The first 20 updates cost more, as",
+    "everything is measured in them: a twelfth of a long step, a sixth of a second in all of short ones. A *bar* is",
     "what we want to reach, a *pair* a turn of each process and one back, a *start* all processes made anew.",
 )
 TITLES = {
