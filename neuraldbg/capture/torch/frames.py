@@ -14,7 +14,9 @@ from neuraldbg.capture.guard import attempt
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _UNSHARED = 3  # references to a frame's copy of its variables: the frame, a variable of ours, the argument
-_EMPTY = frozenset((str, bytes, int, float, bool, type(None), ModuleType, FunctionType, BuiltinFunctionType, type))
+HOLDS_NOTHING = frozenset(
+    (str, bytes, int, float, bool, type(None), ModuleType, FunctionType, BuiltinFunctionType, type)
+)
 _LIST_LIMIT = 64  # entries of a user's list or dict that are searched for a name
 
 
@@ -157,7 +159,7 @@ def _search(
                 continue
             if value is target:
                 (entries if name in ("self", "cls") else plain).append(name)
-            elif type(value) not in _EMPTY:
+            elif type(value) not in HOLDS_NOTHING:
                 attempt(partial(_search_inside, name, value, target, (dotted, entries)))  # attribute access may raise
 
 

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from neuraldbg.capture.guard import attempt
-from neuraldbg.capture.torch.frames import let_go
+from neuraldbg.capture.torch.frames import HOLDS_NOTHING, let_go
 
 MOST_LOOKED_AT = 3000
 ENTRIES = 64  # of a list or dict
 _ARRAYS = (Tensor, np.ndarray)
-_EMPTY = frozenset((str, bytes, int, float, bool, type(None), ModuleType, FunctionType, type))  # the most of them
 _DULL = (str, bytes, int, float, bool, type(None), ModuleType, FunctionType, type, nn.Module)
 
 
@@ -44,7 +43,9 @@ def _variables(frame: FrameType, searched: set[int]) -> list[tuple[str, Any]]:
     if id(outer) not in searched:
         searched.add(id(outer))
         scopes.append(outer)
-    found = [item for scope in scopes for item in scope.items() if type(item[1]) not in _EMPTY and item[0][:2] != "__"]
+    found = [
+        item for scope in scopes for item in scope.items() if type(item[1]) not in HOLDS_NOTHING and item[0][:2] != "__"
+    ]
     del scopes, theirs
     let_go(frame)
     return found
@@ -63,9 +64,11 @@ def _parts(name: str, value: Any, depth: int) -> list[tuple[str, Any]]:
     if kind is list or kind is tuple:
         if len(value) > ENTRIES:
             return []
-        return [(f"{name}[{at}]", item) for at, item in enumerate(value) if type(item) not in _EMPTY]
+        return [(f"{name}[{at}]", item) for at, item in enumerate(value) if type(item) not in HOLDS_NOTHING]
     if kind is dict:
-        items = [one for one in list(value.items()) if type(one[1]) not in _EMPTY] if len(value) <= ENTRIES else []
+        items = (
+            [one for one in list(value.items()) if type(one[1]) not in HOLDS_NOTHING] if len(value) <= ENTRIES else []
+        )
         return [(f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]", item) for key, item in items]
     if isinstance(value, DataLoader):
         return [(f"{name}.dataset", value.dataset)]
@@ -74,5 +77,5 @@ def _parts(name: str, value: Any, depth: int) -> list[tuple[str, Any]]:
     if isinstance(value, Dataset) or (depth == 0 and kind.__module__ not in ("builtins", "numpy")):
         held = attempt(lambda: vars(value))
         if type(held) is dict and len(held) <= ENTRIES:
-            return [(f"{name}.{key}", item) for key, item in list(held.items()) if type(item) not in _EMPTY]
+            return [(f"{name}.{key}", item) for key, item in list(held.items()) if type(item) not in HOLDS_NOTHING]
     return []

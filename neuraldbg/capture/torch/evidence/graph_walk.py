@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -123,7 +122,7 @@ def walk(loss: Tensor, limit: int) -> Walk:
 
 def _visit(node: Any, above: Visit | None, slot: int, output: int) -> tuple[Visit, dict[str, Any]]:
     """And the marks of the node, which torch is asked for once."""
-    name = _operation(bare(node))
+    name = bare(node).removesuffix("Backward")
     sign, factor = (1.0, 1.0) if above is None else (None, None) if above.sign is None else _passed_on(above, slot)
     inside = () if above is None else above.inside
     marks = node.metadata
@@ -132,11 +131,6 @@ def _visit(node: Any, above: Visit | None, slot: int, output: int) -> tuple[Visi
         still = tuple([site for site in inside if site not in left])
         inside = still + tuple([site for site in reversed(entered) if site not in still])
     return Visit(node, name, above, slot, output, sign, factor, inside), marks
-
-
-@lru_cache(maxsize=1024)
-def _operation(name: str) -> str:
-    return name.removesuffix("Backward")
 
 
 def _passed_on(above: Visit, slot: int) -> tuple[float | None, float | None]:
