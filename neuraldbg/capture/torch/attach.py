@@ -300,7 +300,7 @@ class DeeperRecursion:
             sys.setrecursionlimit(self._before)
 
 
-def _time_of(call: Callable[[Any], Any], calls: int = 50) -> float:
+def _time_of(call: Callable[[Any], Any], calls: int = 12) -> float:
     """Nanoseconds of one call: the best of five rounds, since noise only adds."""
     best = float("inf")
     for _ in range(5):

@@ -230,6 +230,9 @@ class CompiledWatch:
         own: Pass | None = self.passes.begin(root, values, SimpleNamespace(f_locals={}), now_ns())
         self.core.recording = keep
         local.own_pass, local.pass_depth = own, len(local.stack)
+        if own is not None and own is not self.passes.ignored:
+            began, own.start_ns = own.start_ns, now_ns()
+            own.own_before = self.core.own_ns = self.core.own_ns + own.start_ns - began
         return own
 
     def _wanted(self, region: Region, one: Pass | None, args: tuple[Any, ...]) -> bool:

@@ -38,7 +38,10 @@ FIRST_TIMED = 3  # updates
 TIMED = 4  # where every step is measured, layers on a device are timed in one of so many: a mark holds it up for 2 us
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
 _TOLD = frozenset(  # moments of every step: told by `tell`, without a guard around each who takes part
-    "pass_begun pass_ended layer_run backward_begun backward_elsewhere backward_done update_begun update_done".split()
+    (
+        "pass_begun evaluation_begun pass_ended layer_run backward_begun backward_elsewhere backward_done update_begun"
+        " update_done"
+    ).split()
 )
 now_ns: Callable[[], int] = time.perf_counter_ns
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack

@@ -68,9 +68,7 @@ class PassWatch:
         self.layer_seen = shield("layers", lambda module, *_: type(module).__name__)(self.layers.seen)
         self.begin = shield("passes", lambda module, *_: type(module).__name__)(self._begin)
         self.end = shield("ends of passes", lambda one, *_: one.model.name)(self._end)
-        self.ignored: Any = SimpleNamespace(
-            sampled=False, unseen=False
-        )  # a forward that activation checkpointing repeats
+        self.ignored: Any = SimpleNamespace(sampled=False, unseen=False)  # a forward that checkpointing repeats
         self._recorded_bytes = self._arrived_bytes = 0
         self.calls = 0  # of modules, for the cost of being called at all
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
@@ -179,7 +177,7 @@ class PassWatch:
     # -- a pass ----------------------------------------------------------------------------------------------------
 
     def _begin(self, module: nn.Module, args: Any, frame: Any, start: int) -> Pass | None:
-        """`start`: since when we are at it."""
+        """`start`: since when we are at it, and the pass until who asked for it sets it to run."""
         core = self.core
         layer = core.tree.layers.get(module) or core.tree.find(module)
         if layer is None:
@@ -213,10 +211,11 @@ class PassWatch:
         usual = model.mode == mode and model.passes > FIRST_PASSES  # of others everybody is told
         if not (usual and model.threads) or core.trainers > 1:
             model.threads[get_ident()] = model.passes
-        core.tell((core.heard if usual else core.moments).pass_begun, one, root, args, kwargs)
+        if notices := (core.heard if usual else core.moments).pass_begun:
+            core.tell(notices, one, root, args, kwargs)
+        if not grad:
+            core.tell(core.moments.evaluation_begun, one)
         one.entered, one.around = (), None
-        one.start_ns = now_ns()
-        one.own_before = core.own_ns = core.own_ns + one.start_ns - start
         return one
 
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:

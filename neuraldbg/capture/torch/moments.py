@@ -13,6 +13,7 @@ class Moments:
     """What each list is called with. Most run on every step: look at `core.sampling` before doing anything costly."""
 
     pass_begun: list[Notice] = field(default_factory=list)  # (pass, root module, args, kwargs)
+    evaluation_begun: list[Notice] = field(default_factory=list)  # (pass): without a graph, in quiet steps too
     pass_ended: list[Notice] = field(default_factory=list)  # (pass, root module, (args, kwargs), outputs)
     layer_run: list[Notice] = field(default_factory=list)  # (module, Layer, pass, (args, kwargs, output)): full steps
     backward_begun: list[Notice] = field(default_factory=list)  # (loss or None, source id): the graph is whole

@@ -106,14 +106,12 @@ class DataSets:
         self.core.take_part("ending", "data sets", self._write)
         if self.core.budget.share != 0.0:
             self.core.take_part("pass_begun", "data sets", self._pass_begun)
+            self.core.take_part("evaluation_begun", "data sets", self._evaluation)
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
     def _pass_begun(self, one: Pass, *_: Any) -> None:
-        if not one.grad:
-            self._evaluation(one.entered)
-            return
-        if self._over:
+        if not one.grad or self._over:
             return
         before, self._last = self._last, _nothing
         backwards = self.core.backwards
@@ -123,6 +121,8 @@ class DataSets:
         following = self.found is not None and self.found.still_followed
         if (self._room <= 0 or self._passes > MOST_PASSES) and not searching and not following:
             self.complete, self._over = False, self._passes > SEARCHES[-1] + 1
+            if self._over:
+                self.core.rest("pass_begun", self._pass_begun)
             return
         tensor = _first_batch(one.entered)
         keys = None if tensor is None else keys_of_rows(tensor, ROW_BYTES // 4)
@@ -163,11 +163,11 @@ class DataSets:
                 self.rows_seen += len(known)
                 self.trained.update(known)
 
-    def _evaluation(self, entered: Sequence[Tensor]) -> None:
+    def _evaluation(self, one: Pass) -> None:
         """Whether the rows of an evaluation are among those trained on."""
         self.evaluated_on_trained = None
         self._settle()
-        tensor = _first_batch(entered) if self.trained else None
+        tensor = _first_batch(one.entered) if self.trained else None
         batch = None if tensor is None else as_array(tensor)
         if batch is None:
             return

@@ -49,7 +49,7 @@ def user_files(folder: Path) -> dict[str, str]:
     beside = os.path.dirname(os.path.realpath(main)) + os.sep if isinstance(main, str) else root
     found: dict[str, str] = {}
     real: dict[str, str | None] = {}  # folders, which a few thousand modules share; None of what is not the user's
-    links: dict[str, str] = {}
+    links: dict[str, bool] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or len(found) >= MOST_FILES or not file.endswith(".py"):
@@ -70,18 +70,16 @@ def user_files(folder: Path) -> dict[str, str]:
     return found
 
 
-def _was_installed(file: str, links: dict[str, str]) -> bool:
+def _was_installed(file: str, links: dict[str, bool]) -> bool:
     """Python's own and what was installed, but for what lies elsewhere in truth, as a package under development does
     (`flit install --symlink`). To ask the system about each module takes 40 ms."""
     above, found, inside = file.partition(_INSTALLED)
     if not found:
         return file.startswith(os.path.dirname(getattr(os, "__file__", None) or os.devnull) + os.sep)
-    packages = above + found
-    package = packages + inside.partition(os.sep)[0]
-    for path in (packages, package):
-        if path not in links:
-            links[path] = os.path.realpath(path)
-    return links[package] == os.path.join(links[packages], os.path.basename(package))
+    package = above + found + inside.partition(os.sep)[0]
+    if package not in links:
+        links[package] = os.path.islink(package)
+    return not links[package]
 
 
 def hash_of(path: str | Path) -> str | None:
