@@ -67,15 +67,15 @@ test-engines: $(ENGINES)/.installed
 	command -v java >/dev/null || { echo "test-engines: Spark needs Java (Debian: default-jre-headless)" >&2; exit 1; }
 	$(ENGINES)/bin/python -m pytest tests/engines
 
-# the CUDA kernels in Triton's interpreter, on the host. In a folder of its own: torch.compile would find it in .venv.
-# What only a device needs (ptxas and its like, a third of it) is taken away again.
+# the CUDA kernels in Triton's interpreter, on the host, and compiled for a device that is not there. In a folder of its
+# own: torch.compile would find it in .venv. What only a profiler of a device needs is taken away again.
 $(TRITON)/.installed: $(BIN)/python constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRITON) -c constraints.txt triton
-	rm -rf $(TRITON)/triton/backends/nvidia/bin $(TRITON)/triton/backends/nvidia/lib
+	rm -rf $(TRITON)/triton/backends/nvidia/lib/cupti*
 	touch $@
 
 interpreted: $(STAMP) $(TRITON)/.installed
-	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q tests/capture/test_device_pass.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q tests/capture/test_device_pass.py tests/capture/test_compile_apart.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/trace.py

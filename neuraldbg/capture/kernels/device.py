@@ -274,7 +274,7 @@ class DevicePass:
         address, count, table, tensors = what
         code = CODES[dtype]
         numbers = (address, count, table, self._used, self._partials, self._hashes, cut[0])
-        constants = (code, WIDTH[code], self._block, tensors, moved, hashed)
+        constants = (int(code), WIDTH[code], self._block, tensors, moved, hashed)
         key = (constants, address < _WIDE, count < _WIDE)
         if self._at_once(key, cut[1], (*numbers, *constants)):
             return

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from neuraldbg.capture.kernels.apart import compile_apart
+
 FIELDS = 8  # of a partial row: finite, mean, squared deviations, min, max, zeros, NaN, Inf
 ROW = 9  # count, mean, std, min, max, l2, zeros, NaN, Inf
 KEYS = tl.constexpr(512)
@@ -358,3 +360,7 @@ def finish(jobs, partials, rows, BLOCK: tl.constexpr):
     tl.store(out + 6, tl.sum(zeros))
     tl.store(out + 7, tl.sum(nans))
     tl.store(out + 8, tl.sum(infs))
+
+
+for _launched in (measure_pass, finish):
+    compile_apart(_launched)
