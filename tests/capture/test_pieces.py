@@ -6,6 +6,7 @@ import mmap
 import multiprocessing
 import resource
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neuraldbg.capture.torch import pieces
-from neuraldbg.capture.torch.pieces import AT_ONCE, copied, memory_of, rooms_for
+from neuraldbg.capture.torch.pieces import APART, copied, copy_of, memory_of, rooms_for
 
+LARGE = 2 * 2**20
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
 
 
@@ -30,9 +32,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return values[::2] if values.dim() and draw(st.booleans()) else values
 
 
-@given(st.lists(tensors(), max_size=6))
-def test_copies_are_what_clones_are(values: list[Tensor]) -> None:
-    made = copied(values)
+@given(st.lists(tensors(), max_size=6), st.booleans())
+def test_copies_are_what_clones_are(values: list[Tensor], by_itself: bool) -> None:
+    made = [copy_of(value) for value in values] if by_itself else copied(values)
     assert len(made) == len(values)
     for copy, value in zip(made, values, strict=True):
         like = value.clone()
@@ -44,9 +46,44 @@ def test_copies_are_what_clones_are(values: list[Tensor]) -> None:
     assert all(not copy.any() for copy in made)
 
 
+def test_a_copy_that_is_kept_does_not_lie_on_the_heap_of_the_training() -> None:
+    values = torch.arange(APART // 4, dtype=torch.float32).reshape(2, -1)
+    copy, transposed, shown = copy_of(values), copy_of(values.t()), copy_of(values[:1].expand(2, -1))
+    assert copy.untyped_storage().nbytes() == values.nbytes
+    assert torch.equal(copy, values)
+    assert torch.equal(transposed, values.t())
+    assert transposed.stride() == values.t().clone().stride()
+    assert torch.equal(shown, values[:1].expand(2, -1))
+    assert all(_is_mapped_apart(each) for each in (copy, transposed, shown)) or sys.platform != "linux"
+
+
+def _is_mapped_apart(tensor: Tensor) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, _, last = line.split()[0].partition("-")
+        if int(first, 16) <= tensor.data_ptr() < int(last, 16):
+            return "[heap]" not in line and tensor.data_ptr() % mmap.PAGESIZE == 0
+    return False
+
+
+def test_a_copy_that_requires_no_gradient_is_made_of_one_that_does() -> None:
+    value = torch.ones(APART, requires_grad=True)
+    assert not copy_of(value).requires_grad
+    with torch.inference_mode():
+        inferred = torch.ones(APART)
+    assert torch.equal(copy_of(inferred), torch.ones(APART))
+
+
+def test_a_process_that_may_map_no_more_gets_memory_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(pieces.mmap, "mmap", none)
+    assert torch.equal(copy_of(torch.ones(APART)), torch.ones(APART))
+
+
 def test_large_memory_is_ones_own() -> None:
-    first, second = memory_of(AT_ONCE + 5), memory_of(AT_ONCE)
-    assert (first.numel(), second.numel()) == (AT_ONCE + 5, AT_ONCE)
+    first, second = memory_of(LARGE + 5), memory_of(LARGE)
+    assert (first.numel(), second.numel()) == (LARGE + 5, LARGE)
     first.fill_(1)
     second.fill_(2)
     assert (first.unique().item(), second.unique().item()) == (1, 2)
@@ -54,19 +91,19 @@ def test_large_memory_is_ones_own() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for pages")
 def test_pages_of_large_memory_are_there_before_they_are_written_to() -> None:
-    memory = memory_of(AT_ONCE)
+    memory = memory_of(LARGE)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     memory.fill_(1)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < AT_ONCE // mmap.PAGESIZE // 4
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < LARGE // mmap.PAGESIZE // 4
 
 
 def test_a_system_that_cannot_give_pages_at_once_gives_memory_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_POPULATE", 10_000)  # no such advice
-    assert memory_of(AT_ONCE).fill_(3).unique().item() == 3
+    assert memory_of(LARGE).fill_(3).unique().item() == 3
 
 
 def test_a_child_that_writes_to_large_memory_does_not_write_to_its_parents() -> None:
-    memory = memory_of(AT_ONCE).fill_(1)
+    memory = memory_of(LARGE).fill_(1)
     child = multiprocessing.get_context("fork").Process(target=memory.fill_, args=(2,))
     child.start()
     child.join()

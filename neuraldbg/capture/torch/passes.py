@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.members import modules_of, named_buffers_of
+from neuraldbg.capture.torch.pieces import copy_of
 from neuraldbg.capture.torch.stats import digest_of
 from neuraldbg.capture.torch.structures import copies_of
 from neuraldbg.capture.torch.tree import Layer, Model
@@ -298,7 +299,7 @@ def _keep(tensor: Tensor) -> KeptTensor:
     small = tensor.layout == torch.strided and tensor.numel() * tensor.element_size() <= CLONE_BYTES
     if not small or tensor.requires_grad:
         return KeptTensor(tensor.detach() if tensor.requires_grad else tensor, _version(tensor))
-    return KeptTensor(tensor.detach().clone(), None)
+    return KeptTensor(copy_of(tensor), None)
 
 
 def _weakly(value: Any) -> Any:

@@ -1,5 +1,9 @@
-"""Copies of many tensors in one piece of memory: pieces of their own would each be asked of the system, page by page,
-and leave gaps behind that an allocator does not give back."""
+"""Copies of tensors that outlive the call they are made in, in memory of our own.
+
+On the training's heap they would take places that its gradients had: those then lie at the end of it, which is given
+back and asked for again at every step (570 page faults a step where `zero_grad` frees 5 MB). Many go into one piece:
+pieces of their own would leave gaps behind that an allocator does not give back.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import torch
 from torch import Tensor
 
 ALIGNED = 64
-AT_ONCE = 2 * 2**20  # bytes from which on memory is asked of the system in one call
+APART = 2**15  # bytes from which on a copy has memory that is asked of the system, in one call
 _POPULATE = 23 if sys.platform == "linux" else None  # MADV_POPULATE_WRITE, since 5.14: Python has no name for it
 
 
@@ -29,9 +33,12 @@ def memory_of(size: int) -> Tensor:
     """So many bytes. Pages that are asked for one by one, when they are first written to, take several times as long as
     the copy does. Large pages take less where memory has been used before, and five times as much on a virtual machine
     that has just begun (measured: 14 to 23 ms for 5 MB, small ones 2 to 6)."""
-    if _POPULATE is None or size < AT_ONCE:
+    if _POPULATE is None or size < APART:
         return torch.empty(size, dtype=torch.uint8, device="cpu")
-    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # a process may have so many of them, and no more
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     with suppress(OSError):  # an older system, or one that is short of memory: page by page
         mapped.madvise(_POPULATE)
     return torch.frombuffer(mapped, dtype=torch.uint8)
@@ -68,6 +75,14 @@ def rooms_for(values: Sequence[Tensor]) -> list[Tensor]:
     return [memory.like(value) if plain(value) else torch.empty_like(value) for value in values]
 
 
+def copy_of(value: Tensor) -> Tensor:
+    """As `clone` makes it, of one tensor that is kept."""
+    value = value.detach()
+    if not plain(value) or value.nbytes < APART:
+        return value.clone()
+    return Memory(value.nbytes).like(value).copy_(value)
+
+
 @torch.no_grad()
 def copied(values: Sequence[Tensor]) -> list[Tensor]:
     """Others than plain ones know best how they are copied."""
@@ -76,4 +91,4 @@ def copied(values: Sequence[Tensor]) -> list[Tensor]:
     if ours:
         torch._foreach_copy_(ours, theirs)
     rooms = iter(ours)
-    return [next(rooms) if plain(value) else value.detach().clone() for value in values]
+    return [next(rooms) if plain(value) else copy_of(value) for value in values]

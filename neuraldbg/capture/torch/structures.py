@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
+from neuraldbg.capture.torch.pieces import copy_of
 
 # training flags of the modules; requires_grad of the parameters, module by module; (path, name, buffer)
 Surroundings = tuple[tuple[bool, ...], tuple[bool, ...], list[tuple[str, str, Tensor]]]
@@ -85,4 +86,4 @@ def named_buffers(seen: Surroundings) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def copies_of(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in buffers.items()}
+    return {name: copy_of(buffer) for name, buffer in buffers.items()}

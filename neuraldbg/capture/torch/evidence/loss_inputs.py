@@ -51,6 +51,7 @@ from neuraldbg.capture.torch.evidence.pooling import padding_share, pools_of
 from neuraldbg.capture.torch.evidence.sequences import as_rows, padded_targets, shift_of
 from neuraldbg.capture.torch.origin.lines import made_at
 from neuraldbg.capture.torch.passes import Pass, given_tensors, tensors
+from neuraldbg.capture.torch.pieces import copy_of
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 
@@ -113,7 +114,7 @@ class LossInputs:
         first = next((t for t in tensors(outputs) if t.is_floating_point() and t.numel() <= KEPT_OUTPUT), None)
         if first is not None and measurable(first) and first.layout == torch.strided:
             with torch.no_grad():
-                self._outputs[one.id] = first.detach().clone()
+                self._outputs[one.id] = copy_of(first)
 
     def _update_done(self, *_: Any) -> None:
         self._outputs.clear()

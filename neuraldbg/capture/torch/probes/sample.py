@@ -17,7 +17,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.members import named_buffers_of, parameters_of
 from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, leaves, map_leaves, map_tensors, tensors
-from neuraldbg.capture.torch.pieces import copied
+from neuraldbg.capture.torch.pieces import copied, copy_of
 from neuraldbg.capture.torch.probes.graph_nodes import Unknown
 from neuraldbg.capture.torch.probes.loss_replay import Tape, TapedPass
 
@@ -357,7 +357,7 @@ def _own(record: PassRecord, inputs: Iterable[int]) -> PassRecord | None:
         if kept.tensor.layout != torch.strided or kept.tensor.numel() * kept.tensor.element_size() > SAMPLE_BYTES:
             too_large = True
             return kept
-        return KeptTensor(kept.tensor.detach().clone(), None)
+        return KeptTensor(copy_of(kept.tensor), None)
 
     mapped = attempt(lambda: map_leaves((record.args, record.kwargs), KeptTensor, keep))
     return None if too_large or mapped is None else replace(record, args=mapped[0], kwargs=mapped[1])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.pieces import copied
 from neuraldbg.capture.torch.recording.losses import Remade, told_loss
 from neuraldbg.capture.torch.recording.names import Names
 from neuraldbg.capture.torch.recording.pacing import BY_ITSELF, Bounds, Pace
@@ -161,7 +162,7 @@ class DiskTape:
         on_device = size_of(each for each in still.values() if each.is_cuda)
         if not self.admits(size, on_device, "what no optimizer moves"):
             return False
-        copies = {key: each.clone() for key, each in still.items()}
+        copies = dict(zip(still, copied(list(still.values())), strict=True))
         if not self._put(Item({"kind": "model", "root": number}, tensors=copies), size):
             return False
         self._models[root] = True

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.pieces import copy_of
 from neuraldbg.capture.torch.structures import Structures, Surroundings
 
 SMALL_BUFFER: Final = 2**16  # bytes: BatchNorm moves its buffers without their version counter telling
@@ -111,7 +112,7 @@ class Around:
             return buffer.detach().clone()
         kept = self._large.get(buffer)
         if kept is None or kept[0] != buffer._version:
-            kept = self._large[buffer] = (buffer._version, buffer.detach().clone())
+            kept = self._large[buffer] = (buffer._version, copy_of(buffer))
         return kept[1]
 
 

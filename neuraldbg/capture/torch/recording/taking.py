@@ -19,7 +19,7 @@ from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.passes import LOOKED_AT, Pass, PassRecord, any_casting, casting, few_items, tensors
 from neuraldbg.capture.torch.patches import Patches
-from neuraldbg.capture.torch.pieces import copied
+from neuraldbg.capture.torch.pieces import copied, copy_of
 from neuraldbg.capture.torch.recording.changes import clipped, listed, unscaled, zeroed
 from neuraldbg.capture.torch.recording.ferry import room_for
 from neuraldbg.capture.torch.recording.hashing import Hasher, HashesInTurn
@@ -204,7 +204,7 @@ class Recording:
                 self._proofs.add(loss.signature, loss.gradient(output), gradient)
             if size > LARGEST_GRADIENT:  # not proved yet: the hash tells whoever makes it again
                 return Remade(loss, self._hasher.of(gradient))
-        return gradient.detach().clone() if size <= LARGEST_GRADIENT else None
+        return copy_of(gradient) if size <= LARGEST_GRADIENT else None
 
     # -- backwards -----------------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Recording:
         digests = self._hashes.of_gradients(held)
         taped = TapedUpdate(self.core.recorder.step, weakref.ref(optimizer), _settings(optimizer), digests)
         if self._outside or not self._marks.stand(held):  # what we know nothing of
-            taped.gradients = {at: p.grad.detach().clone() for at, p in enumerate(held) if p.grad is not None}
+            taped.gradients = {at: copy_of(p.grad) for at, p in enumerate(held) if p.grad is not None}
             taped.bytes = size_of(taped.gradients.values())
         taped.scaling = scaling_of(optimizer)
         if type(optimizer).__name__ == "LBFGS":
@@ -320,7 +320,8 @@ class Recording:
         step = self.core.recorder.step
         copies = copied([p.detach() for p in parameters.values()])
         values = list(zip(map(weakref.ref, parameters.values()), copies, strict=True))
-        gradients = [(weakref.ref(p), None if p.grad is None else p.grad.clone()) for p in parameters.values()]
+        kept = iter(copied([p.grad for p in parameters.values() if p.grad is not None]))
+        gradients = [(weakref.ref(p), None if p.grad is None else next(kept)) for p in parameters.values()]
         optimizers = [(weakref.ref(one), state_of(one)) for one in self.optimizers]
         state = State(step, values, gradients, optimizers)
         held = [each for _, one in optimizers for entry in one.values() for each in entry.values()]
@@ -347,12 +348,13 @@ class Recording:
 
 def state_of(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
     """A copy of what an optimizer remembers of each parameter, by the parameter's position."""
-    found = {}
-    for at, parameter in enumerate(owned(optimizer)):
-        if parameter in optimizer.state:
-            entry = optimizer.state[parameter]
-            found[at] = {key: each.clone() if isinstance(each, Tensor) else each for key, each in entry.items()}
-    return found
+    states = optimizer.state
+    entries = {at: states[parameter] for at, parameter in enumerate(owned(optimizer)) if parameter in states}
+    copies = iter(copied([each for entry in entries.values() for each in entry.values() if isinstance(each, Tensor)]))
+    return {
+        at: {key: next(copies) if isinstance(each, Tensor) else each for key, each in entry.items()}
+        for at, entry in entries.items()
+    }
 
 
 def _settings(optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
