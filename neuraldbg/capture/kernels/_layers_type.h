@@ -77,6 +77,7 @@ static void forget_kinds(kinds *of)
     Py_CLEAR(of->tensor);
     Py_CLEAR(of->other_tensor);
     Py_CLEAR(of->strided);
+    Py_CLEAR(of->is_negated);
     for (int i = 0; i < DTYPES; i++)
         Py_CLEAR(of->dtypes[i]);
 }
@@ -88,6 +89,9 @@ static void learn_kinds(kinds *of, PyObject *tensor, PyObject *other, PyObject *
     of->strided = Py_NewRef(strided);
     for (Py_ssize_t i = 0; i < DTYPES && i < PyList_GET_SIZE(dtypes); i++)
         of->dtypes[i] = Py_NewRef(PyList_GET_ITEM(dtypes, i));
+    of->is_negated = PyObject_GetAttr(tensor, S_neg);
+    of->ask = of->is_negated ? exchange_of(tensor) : NULL;
+    PyErr_Clear();
 }
 
 static void watch_dealloc(PyObject *self)
