@@ -32,9 +32,9 @@ import page
 from arms import BARE, CONTROL, COVERS, OURS, peers
 from pairs import Much, Outcome, compare
 
-# steps of a turn. A turn is half a second here: threads that work by the clock find that all the others' turns have
-# passed whenever theirs begins, and in shorter ones they would take several times their share
-TURNS = {"mlp": 50, "resnet": 2, "gpt": 2}
+# steps of a turn, which takes a second or more: threads that work by the clock (the trace is written once a second)
+# find that all the others' turns have passed whenever theirs begins: in shorter ones they take more than their share
+TURNS = {"mlp": 120, "resnet": 6, "gpt": 5}
 FIRST = 20  # updates that are watched in full
 SHORT_PAIRS = 12
 

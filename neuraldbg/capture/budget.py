@@ -92,7 +92,7 @@ class SamplingBudget:
         self._full_until = FIRST_IN_FULL
         self._newcomers = self.began = 0  # and when the last of them came
         self._since_full = 0
-        self._trained_ns = 0.0  # since the last full look
+        self._trained_ns = self._full_at_ns = 0.0  # in all, and until the last full look
         self._wait, self._patience_ns = 1, math.inf  # from the last full look to the next: steps, and at most so long
         self._since_quiet = 0
         self._since_watch = 0
@@ -138,7 +138,9 @@ class SamplingBudget:
             self._start_sampled = self.sampled
         self._since_full = 0 if self.full else self._since_full + 1
         usual = LONGEST_STEP * (self._bare.value or 0.0)  # where the process was stopped meanwhile
-        self._trained_ns = 0.0 if self.full else self._trained_ns + min(max(wall_ns - own_ns, 0), usual)
+        self._trained_ns += min(max(wall_ns - own_ns, 0), usual)
+        if self.full:
+            self._full_at_ns = self._trained_ns
         self._since_quiet = self._since_quiet + 1 if self.full and not starting else 0
         self._since_watch = 0 if self.watching else self._since_watch + 1
         self.thorough, self._asked = self._asked and self.share != 0.0, False
@@ -219,6 +221,12 @@ class SamplingBudget:
         """A step without us, as it has been lately."""
         return self._bare.value
 
+    @property
+    def trained_s(self) -> float:
+        """Time that steps took without us, as long as they usually are: a process that was stopped for an hour
+        (Ctrl-Z, a laptop that slept) has not trained meanwhile. A few quiet steps late."""
+        return self._trained_ns / 1e9
+
     def set_aside(self, own_ns: int) -> None:
         """A search that is made once in a run: it must not keep later steps from being watched."""
         self._aside_ns += own_ns
@@ -242,7 +250,7 @@ class SamplingBudget:
         if self._since_full == 0:
             # settled now: where a slow step decided, full steps would follow slow ones
             self._wait, self._patience_ns = self.period, self._patience()
-        due = self._since_full + 1 >= self._wait or self._trained_ns >= self._patience_ns
+        due = self._since_full + 1 >= self._wait or self._trained_ns - self._full_at_ns >= self._patience_ns
         return due and self._since_quiet + 1 < QUIET_EVERY
 
     def _next_is_watched(self) -> bool:

@@ -31,7 +31,8 @@ def start_recording(capture: Any, record: bool | str, share: float) -> Recording
     if record in (False, "off") or share <= 0:
         return None
     tape = Tape(BY_ITSELF.host, windows=True, bounds=BY_ITSELF)
-    return Recording(capture.core, capture.patches, tape, Pace(share, lambda: 0.0))
+    pace = Pace(share, lambda: 0.0, lambda: capture.core.budget.trained_s)
+    return Recording(capture.core, capture.patches, tape, pace)
 
 
 def made_again(recording: Recording, capture: Any, site: Site, step: int, what: str) -> tuple[Any, str]:

@@ -277,3 +277,13 @@ def test_steps_told_together_weigh_as_many() -> None:
     for _ in range(8):
         singly.add(20.0)
     assert together.value == pytest.approx(singly.value)
+
+
+@pytest.mark.parametrize("share", [0.01, None])
+def test_a_process_that_was_stopped_for_an_hour_has_not_trained_meanwhile(share: float | None) -> None:
+    budget = SamplingBudget(share)
+    steps(budget, 1000, bare_ms=10, full_ms=2)
+    assert budget.trained_s == pytest.approx(10, rel=0.01)
+    budget.step_done(wall_ns=3_600_000 * MS, own_ns=0)
+    steps(budget, 100, bare_ms=10, full_ms=2)
+    assert budget.trained_s == pytest.approx(11, rel=0.01)

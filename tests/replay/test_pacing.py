@@ -57,7 +57,7 @@ class Often(Pace):
     """Awake for eight updates, then when it is asked for the second time."""
 
     def __init__(self) -> None:
-        super().__init__(1.0, lambda: 0.0)
+        super().__init__(1.0, lambda: 0.0, lambda: 0.0)
         self.asked = 0
 
     def due(self) -> bool:

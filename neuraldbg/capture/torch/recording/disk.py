@@ -299,4 +299,5 @@ def record_to_disk(capture: Any, run_dir: Path, limit_bytes: int, share: float |
         tape = DiskTape(folder, limit_bytes, say=partial(capture.core.recorder.note, "warning"))
         return Recording(capture.core, capture.patches, tape)
     tape = DiskTape(folder, limit_bytes, windows=True, bounds=BY_ITSELF)  # what it left out, the report says
-    return Recording(capture.core, capture.patches, tape, Pace(share, tape.writer_s))
+    pace = Pace(share, tape.writer_s, lambda: capture.core.budget.trained_s)
+    return Recording(capture.core, capture.patches, tape, pace)

@@ -1,9 +1,8 @@
 """When a recording that may cost next to nothing is awake: for the first updates, then for a few in a row, as often as
-its share of the time allows. In between it looks at a clock once a step."""
+its share of the training's time allows. In between it looks at a clock once a step."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -31,11 +30,10 @@ BY_ITSELF: Final = Bounds(host=40 * 2**20, device=20 * 2**20)
 
 
 class Pace:
-    """`elsewhere` tells the seconds that the thread which writes has computed."""
+    """`elsewhere` tells the seconds that the thread which writes has computed, `clock` those that were trained: what
+    passes while the process stands still pays for nothing."""
 
-    def __init__(
-        self, share: float, elsewhere: Callable[[], float], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, share: float, elsewhere: Callable[[], float], clock: Callable[[], float]) -> None:
         self.share = share
         self.awake = True
         self.windows = 1
