@@ -6,7 +6,9 @@ import mmap
 import multiprocessing
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +73,13 @@ def test_a_copy_that_requires_no_gradient_is_made_of_one_that_does() -> None:
     with torch.inference_mode():
         inferred = torch.ones(APART)
     assert torch.equal(copy_of(inferred), torch.ones(APART))
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.functionalize])
+@pytest.mark.parametrize("copy", [copy_of, lambda value: copied([value])[0]])
+def test_what_stands_in_for_a_tensor_is_copied_as_it_wants(transform: Any, copy: Callable[[Tensor], Tensor]) -> None:
+    value = torch.arange(2.0 * APART).reshape(2, -1)
+    assert torch.equal(transform(lambda each: copy(each) * 1)(value), value)
 
 
 def test_a_process_that_may_map_no_more_gets_memory_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

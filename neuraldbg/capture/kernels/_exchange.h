@@ -69,14 +69,19 @@ static int in_order(const exchanged *one, int64_t *count)
     return ordered || elements == 0;
 }
 
+/* Sparse, nested and wrapped tensors, and devices that DLPack has no name for: torch takes a millisecond to refuse them,
+   with a stack trace. Where there are some of these, it is asked one by one from then on. */
+#define MOST_REFUSED 3
+
 /* As `ask_plain`: 1 = a plain tensor in order, 0 = another; 2 = torch has to be asked one by one. */
-static int ask_at_once(asking ask, PyObject *tensor, job *one)
+static int ask_at_once(asking ask, int *refused, PyObject *tensor, job *one)
 {
     exchanged seen;
-    if (!ask)
+    if (!ask || *refused >= MOST_REFUSED)
         return 2;
-    if (ask(tensor, &seen) != 0) { /* one without memory of its own, of a type or on a device that DLPack has no name for */
+    if (ask(tensor, &seen) != 0) {
         PyErr_Clear();
+        ++*refused;
         return 2;
     }
     if (seen.device.type != ON_HOST || !in_order(&seen, &one->count))

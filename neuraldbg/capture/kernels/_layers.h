@@ -48,6 +48,7 @@ typedef struct {
     PyObject *tensor, *other_tensor, *strided, *is_negated;
     PyObject *dtypes[DTYPES];
     asking ask; /* NULL = attribute by attribute */
+    int refused;
 } kinds; /* what torch calls them */
 
 typedef struct {
@@ -201,27 +202,31 @@ static int ask_plain(const kinds *of, PyObject *tensor, job *one)
     return one->at || !one->count;
 }
 
-/* A view of another tensor's values with their signs turned, which its memory does not show. */
-static int is_not_negated(const kinds *of, PyObject *tensor)
+/* Whether memory shows all: not of a view with the signs turned, nor of integers of less than a byte, which are told as
+   bytes. */
+static int as_it_lies(const kinds *of, PyObject *tensor, job *one)
 {
     PyObject *const given[] = {tensor}, *answer = PyObject_Vectorcall(of->is_negated, given, 1, NULL);
     int plain = answer == Py_False;
     Py_XDECREF(answer);
-    return answer ? plain : -1;
+    if (!answer)
+        return -1;
+    if (plain && (one->dtype == I8 || one->dtype == U8))
+        plain = code_of(of, tensor) == one->dtype;
+    return PyErr_Occurred() ? -1 : plain;
 }
 
 /* Where the elements of a tensor lie, when they fill a piece of host memory in order: 1. Another kind of tensor: 0. One
    without memory of its own (inside vmap or grad of torch.func) refuses to say where it lies. */
-static int read_plain(const kinds *of, PyObject *tensor, job *one)
+static int read_plain(kinds *of, PyObject *tensor, job *one)
 {
     if ((PyObject *)Py_TYPE(tensor) != of->tensor && (PyObject *)Py_TYPE(tensor) != of->other_tensor)
         return 0;
-    int plain = ask_at_once(of->ask, tensor, one);
+    int plain = ask_at_once(of->ask, &of->refused, tensor, one);
     if (plain == 1)
-        return is_not_negated(of, tensor);
-    if (plain == 0)
-        return 0;
-    plain = ask_plain(of, tensor, one);
+        plain = as_it_lies(of, tensor, one);
+    else if (plain == 2)
+        plain = ask_plain(of, tensor, one);
     if (plain >= 0 || !PyErr_ExceptionMatches(PyExc_RuntimeError))
         return plain;
     PyErr_Clear();

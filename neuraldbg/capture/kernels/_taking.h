@@ -70,7 +70,7 @@ static PyObject *as_marked(PyObject *module, PyObject *const *args, Py_ssize_t g
 /* -- hashes of gradients ------------------------------------------------------------------------------------------ */
 
 /* Appends (position, hash, shape, dtype) and adds to the bytes read; 0 = not a plain tensor in order */
-static int hash_gradient(const kinds *of, PyObject *gradient, Py_ssize_t position, PyObject *found, int64_t *read)
+static int hash_gradient(kinds *of, PyObject *gradient, Py_ssize_t position, PyObject *found, int64_t *read)
 {
     job one = {0};
     MUST(read_plain(of, gradient, &one));

@@ -19,7 +19,7 @@ from typing import Any, Final
 from neuraldbg.capture.guard import attempt_or_why
 
 log = logging.getLogger("neuraldbg")
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 30.0
 
 
 def compile_apart(kernel: Any) -> None:

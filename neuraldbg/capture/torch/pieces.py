@@ -17,12 +17,15 @@ from torch import Tensor
 
 ALIGNED = 64
 APART = 2**15  # bytes from which on a copy has memory that is asked of the system, in one call
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _POPULATE = 23 if sys.platform == "linux" else None  # MADV_POPULATE_WRITE, since 5.14: Python has no name for it
 
 
 def plain(value: Tensor) -> bool:
-    """Whether a piece of memory can hold it."""
-    return type(value) is Tensor and value.is_cpu and not value.is_quantized and value.layout == torch.strided
+    """Whether a piece of memory can hold it: not what vmap and functionalization put in the place of tensors."""
+    if type(value) is not Tensor or not value.is_cpu or value.is_quantized or value.layout != torch.strided:
+        return False
+    return not (_is_wrapped(value) or torch._is_functional_tensor(value))
 
 
 def room_for(size: int) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Stack = list[str]  # "train.py:42", innermost first
 DEEPEST = 6  # frames of a stack that are kept
 INTRODUCED = 64  # makings that get a fact of their own
-CLOSELY = 32  # updates of an optimizer after which one of them stands for all
+CLOSELY = 128  # updates of an optimizer after which one of them stands for all
 _LOOKED_AT = 4  # parameters by which a set is recognised
 
 

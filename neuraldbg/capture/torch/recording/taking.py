@@ -272,7 +272,8 @@ class Recording:
         digests = self._hashes.of_gradients(held)
         taped = TapedUpdate(self.core.recorder.step, weakref.ref(optimizer), _settings(optimizer), digests)
         if self._outside or not self._marks.stand(held):  # what we know nothing of
-            taped.gradients = {at: copy_of(p.grad) for at, p in enumerate(held) if p.grad is not None}
+            given = {at: p.grad for at, p in enumerate(held) if p.grad is not None}
+            taped.gradients = dict(zip(given, copied(list(given.values())), strict=True))
             taped.bytes = size_of(taped.gradients.values())
         taped.scaling = scaling_of(optimizer)
         if type(optimizer).__name__ == "LBFGS":
