@@ -111,6 +111,31 @@ static PyObject *reader_finite(PyObject *self, PyObject *refs)
     Py_RETURN_TRUE;
 }
 
+PyDoc_STRVAR(same_doc, "same(tensors, others) -> whether each holds the same bits as the other one, in the same layout");
+
+static int same_plain(kinds *of, PyObject *tensor, PyObject *other)
+{
+    job one = {0}, two = {0};
+    MUST(read_plain(of, tensor, &one));
+    MUST(read_plain(of, other, &two));
+    PyObject *shape = PyObject_GetAttr(tensor, S_shape), *its_shape = shape ? PyObject_GetAttr(other, S_shape) : NULL;
+    int alike = its_shape ? PyObject_RichCompareBool(shape, its_shape, Py_EQ) : -1;
+    Py_XDECREF(its_shape);
+    Py_XDECREF(shape);
+    MUST(alike);
+    return one.dtype == two.dtype && memcmp(one.at, two.at, (size_t)(one.count * WIDTH[one.dtype])) == 0;
+}
+
+static PyObject *reader_same(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "same takes two lists");
+    int same = PyList_GET_SIZE(args[0]) == PyList_GET_SIZE(args[1]);
+    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(args[0]) && i < PyList_GET_SIZE(args[1]); i++)
+        same = same_plain(&((reader *)self)->known_as, PyList_GET_ITEM(args[0], i), PyList_GET_ITEM(args[1], i));
+    return same < 0 ? NULL : PyBool_FromLong(same);
+}
+
 #include "_taking.h"
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *names)
@@ -232,6 +257,7 @@ static PyMethodDef reader_methods[] = {
     {"octaves", (PyCFunction)(void (*)(void))reader_octaves, METH_FASTCALL, octaves_doc},
     {"hashed", (PyCFunction)(void (*)(void))reader_hashed, METH_FASTCALL, hashed_doc},
     {"gradients", (PyCFunction)(void (*)(void))reader_gradients, METH_FASTCALL, some_gradients_doc},
+    {"same", (PyCFunction)(void (*)(void))reader_same, METH_FASTCALL, same_doc},
     {"rows", (PyCFunction)(void (*)(void))reader_rows, METH_FASTCALL, rows_of_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -97,6 +97,14 @@ def measured_each(tensors: Sequence[Tensor]) -> list[Row | None]:
     return [None if span is None else next(rows) for span in spans]
 
 
+def same_bits(tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> bool:
+    """Whether each holds what its copy does, to the last bit; False where that cannot be told."""
+    if _reader is None or len(tensors) != len(copies):
+        return False
+    found: bool = _reader.same(list(tensors), list(copies))
+    return found
+
+
 def moved_each(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Row, Row] | None]:
     """Of each parameter, given with an earlier value of it, what it is now and how far it moved: one pass over both."""
     spans = [_span_of_pair(now, before) if fused is not None else None for now, before in pairs]

@@ -34,6 +34,7 @@ RARER = 37
 LONG_STEP_NS = 5_000_000  # of the first ones of a training some are looked at closely: a look takes as long as this
 ENOUGH_LOOKS = 4  # updates of each optimizer, one after the other
 LATER_LOOK = 16
+PREPARED = 4  # optimizers: a program may make any number of them, and use none
 FIRST_TIMED = 3  # updates
 TIMED = 4  # where every step is measured, layers on a device are timed in one of so many: a mark holds it up for 2 us
 SELDOM = 64  # where every step is measured, evidence is gathered in ever fewer, down to one of so many
@@ -145,6 +146,7 @@ class Core:
     bypassed: bool = False  # some modules are called by .forward(), and watched by their class
     unseen: Callable[[], bool] = lambda: False  # whether some optimizer had fewer than ENOUGH_LOOKS
     graph: Any = None  # of the loss whose backward begins, as walked by one of those who look at it
+    recorded: dict[int, Tensor] = field(default_factory=dict)  # id of a parameter -> copy, before the current update
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:

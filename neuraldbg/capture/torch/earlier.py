@@ -12,7 +12,7 @@ from torch import Tensor
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.kernels.host import span_of
-from neuraldbg.capture.torch.pieces import Memory, plain, room_for, rooms_for
+from neuraldbg.capture.torch.pieces import Memory, foreseen, plain, room_for, rooms_for
 
 FULL_BYTES = 2**30  # where every step is measured: above it only the first parameters are copied
 MOST_PLANS = 8
@@ -30,6 +30,12 @@ class EarlierValues:
         self._lock = threading.Lock()
         self._next = 0  # parameter that the next turn begins with
         self.too_large = False  # some parameter alone is more than a turn holds
+
+    def prepare(self, parameters: list[Tensor]) -> None:
+        """Fetch the memory for copies of them before a training begins: that takes several times as long as to copy."""
+        with self._lock:
+            for parameter, room in zip(parameters, rooms_for(foreseen(parameters)), strict=False):
+                self._copies[parameter] = room
 
     def take(self, parameters: list[Tensor]) -> list[Tensor | None]:
         """A copy of each, None of those whose turn it is not."""
@@ -61,6 +67,7 @@ class EarlierValues:
             if shared is not None and plain(value):
                 copies[at] = shared.like(value)
             elif in_turns or value.is_cuda:
+                self._copies.pop(parameters[at])  # memory on the host that was fetched for it
                 copies[at] = torch.empty_like(value)
             else:
                 copies[at] = self._copy_of(parameters[at], value)

@@ -28,10 +28,11 @@ from neuraldbg.capture.torch.passes import (
     CLONE_BYTES,
     Pass,
     PassRecord,
+    digest_of_all,
+    few_given,
     few_items,
     given_tensors,
     light_record,
-    output_digest,
     pass_begun,
     tensors,
 )
@@ -220,7 +221,7 @@ class PassWatch:
 
     def _keep(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
-        if one.sampled and (one.looked or one.step < RECORDED_STEPS) and few_items(inputs):
+        if one.sampled and (one.looked or one.step < RECORDED_STEPS) and few_given(one.entered, *inputs):
             self._record(one, module, root, inputs)
         elif one.entered is inputs[0] or few_items(inputs, LIGHT_ITEMS):
             one.light = light_record(*inputs, random=one.model.random is not False)
@@ -232,8 +233,8 @@ class PassWatch:
     def _record(self, one: Pass, module: nn.Module, root: nn.Module, inputs: tuple[Any, Any]) -> None:
         around = one.around = self.structures.look(root) if is_usual(root) else None
         buffers = dict(root.named_buffers()) if around is None else named_buffers(around)
-        size = sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
-        size += sum(min(t.numel() * t.element_size(), CLONE_BYTES) for t in tensors(inputs))
+        size = sum([buffer.numel() * buffer.element_size() for buffer in buffers.values()])
+        size += sum([min(t.numel() * t.element_size(), CLONE_BYTES) for t in one.entered])
         while self.current and (len(self.current) == RECORDED_PASSES or self._recorded_bytes + size > RECORDED_BYTES):
             oldest = self.current.popleft()
             _forget(oldest)
@@ -265,13 +266,11 @@ class PassWatch:
         if self.quick.one is not None:
             self.quick.settle()
         finished = len(rest) == 3
+        outputs = (rest[-1],) if isinstance(rest[-1], Tensor) else tuple(tensors(rest[-1]))
         if not one.grad:
             core.recorder.call(Call.PASS_EVAL, one.model.site, pass_id=one.id)
         else:
-            if isinstance(rest[-1], Tensor):
-                differentiable = [rest[-1]] if finished and rest[-1].requires_grad else []
-            else:
-                differentiable = list(filter(_differentiable, tensors(rest[-1]))) if finished else []
+            differentiable = list(filter(_differentiable, outputs)) if finished else []
             if not one.unseen and one.compiled:
                 self.layers.mark_packed(differentiable)
             for slot, tensor in enumerate(differentiable):
@@ -286,11 +285,9 @@ class PassWatch:
             core.device.poll()
         if one.record is not None and not one.model.random:
             one.model.random = not torch.equal(one.record.rng.torch_cpu, torch.get_rng_state())
-        if one.record is not None and finished and sum(t.numel() for t in tensors(rest[-1])) <= HASHED_ELEMENTS:
-            one.output_digest = output_digest(rest[-1])
-        if one.sampled and not any(
-            t.is_cuda for t in tensors(rest[-1])
-        ):  # on a device this would be the time of launching
+        if one.record is not None and finished and sum([t.numel() for t in outputs]) <= HASHED_ELEMENTS:
+            one.output_digest = digest_of_all(outputs)
+        if one.sampled and not any(map(_on_device, outputs)):  # on a device this would be the time of launching
             times = (one.start_ns, start - one.start_ns - core.ours_since(one.own_before))
             core.recorder.span(one.model.site, one.phase, times, pass_id=one.id)
         if finished and core.heard.pass_ended:
@@ -390,7 +387,7 @@ class PassWatch:
             self.core.recorder.call(Call.PASS_ORPHAN, one.model.site, pass_id=one.id)
 
 
-_differentiable = attrgetter("requires_grad")
+_differentiable, _on_device = attrgetter("requires_grad"), attrgetter("is_cuda")
 
 
 def _forget(one: Pass) -> None:

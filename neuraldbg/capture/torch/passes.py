@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
@@ -117,10 +117,10 @@ class PassRecord:
         return cls(
             rng=RngState.take(),
             args=map_tensors(args, _keep),
-            kwargs=map_tensors(kwargs, _keep),
+            kwargs=map_tensors(kwargs, _keep) if kwargs else {},
             training=tuple([module.training for module in modules_of(root)]) if training is None else training,
             buffers=buffers,
-            autocast=tuple(_autocast(kind) for kind in CASTING),
+            autocast=casting() if any_casting() else (),
             grad_enabled=torch.is_grad_enabled(),
             backwards_before=backwards,
         )
@@ -233,8 +233,12 @@ def pass_begun(number: int, entry: Layer, step: int, grad: bool, start_ns: int, 
 
 def output_digest(outputs: Any) -> int:
     """One hash over all tensors of a pass's outputs, in order; 0 when one of them cannot be read here."""
+    return digest_of_all(tensors(outputs))
+
+
+def digest_of_all(found: Iterable[Tensor]) -> int:
     total = 0
-    for position, tensor in enumerate(tensors(outputs)):
+    for position, tensor in enumerate(found):
         one = digest_of(tensor)
         if one == 0:
             return 0
@@ -338,7 +342,7 @@ def map_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, NamedItems):
         return value.kind(*(map_leaves(item, kind, change) for item in value.items))
     if isinstance(value, tuple):
-        mapped = tuple(map_leaves(item, kind, change) for item in value)
+        mapped = tuple([map_leaves(item, kind, change) for item in value])
         return NamedItems(type(value), mapped) if hasattr(value, "_fields") else mapped
     if isinstance(value, list):
         return [map_leaves(item, kind, change) for item in value]
@@ -359,6 +363,11 @@ def leaves(value: Any, kind: type) -> Iterator[Any]:
             yield current
         elif depth < 8:
             waiting.extend((item, depth + 1) for item in islice(_parts(current), room))
+
+
+def few_given(entered: tuple[Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """`few_items` of a call whose tensors are known: mostly they are all that it is given."""
+    return (entered is args and len(args) < LOOKED_AT) or few_items((args, kwargs))
 
 
 def few_items(value: Any, most: int = MOST_ITEMS) -> bool:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 ALIGNED = 64
 APART = 2**15  # bytes from which on a copy has memory that is asked of the system, in one call
+READY_BYTES = 24 * 2**20  # of parameters: for copies of so many, memory is fetched before their first update
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _POPULATE = 23 if sys.platform == "linux" else None  # MADV_POPULATE_WRITE, since 5.14: Python has no name for it
 
@@ -51,7 +52,7 @@ class Memory:
     """So many bytes, given out from the beginning."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._memory: dict[torch.dtype, Tensor] = {}  # all of it, seen as numbers of each kind
         self.at = 0
 
@@ -67,14 +68,37 @@ class Memory:
         if found is None:
             whole = self._memory.get(torch.uint8)
             if whole is None:
-                whole = self._memory[torch.uint8] = memory_of(self._size)
+                whole = self._memory[torch.uint8] = memory_of(self.size)
             found = self._memory[dtype] = whole.view(dtype)
         return found
 
 
-def rooms_for(values: Sequence[Tensor]) -> list[Tensor]:
-    """One for each, in one piece where they fit into one."""
-    memory = Memory(sum(room_for(value.nbytes) for value in values if plain(value)))
+def foreseen(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Their values, where memory for copies is to be had before anything is copied: modest and plain ones."""
+    values = [each.detach() for each in parameters if type(each) in (Tensor, nn.Parameter)]
+    fit = len(values) == len(parameters) and all(map(plain, values)) and _size_of(values) <= READY_BYTES
+    return values if fit else []
+
+
+def memory_for(parameters: Sequence[Tensor]) -> Memory | None:
+    """Asked of the system now, and not when they are copied; None where that is not foreseen."""
+    values = foreseen(parameters)
+    if not values:
+        return None
+    memory = Memory(_size_of(values))
+    memory.like(values[0])
+    memory.at = 0
+    return memory
+
+
+def _size_of(values: Sequence[Tensor]) -> int:
+    return sum([room_for(value.nbytes) for value in values if plain(value)])
+
+
+def rooms_for(values: Sequence[Tensor], ready: Memory | None = None) -> list[Tensor]:
+    """One for each, in one piece where they fit into one: in `ready`, if that is large enough."""
+    size = _size_of(values)
+    memory = ready if ready is not None and ready.at + size <= ready.size else Memory(size)
     return [memory.like(value) if plain(value) else torch.empty_like(value) for value in values]
 
 
@@ -87,10 +111,10 @@ def copy_of(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copied(values: Sequence[Tensor]) -> list[Tensor]:
-    """Others than plain ones know best how they are copied."""
+def copied(values: Sequence[Tensor], ready: Memory | None = None) -> list[Tensor]:
+    """Others than plain ones know best how they are copied. `ready`: memory for them, if there is some."""
     theirs = [value for value in values if plain(value)]
-    ours = rooms_for(theirs)
+    ours = rooms_for(theirs, ready)
     if ours:
         torch._foreach_copy_(ours, theirs)
     rooms = iter(ours)

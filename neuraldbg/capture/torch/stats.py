@@ -243,6 +243,11 @@ def salted(hashed: int, shape: torch.Size, dtype: torch.dtype) -> int:
     return (hashed ^ _salt(shape, dtype)) or 1
 
 
+def all_salted(found: list[tuple[int, int, torch.Size, torch.dtype]]) -> dict[int, int]:
+    """The same of several, by number."""
+    return {number: (hashed ^ _salt(shape, dtype)) or 1 for number, hashed, shape, dtype in found}
+
+
 @torch.no_grad()
 def _bits(tensor: Tensor) -> np.ndarray[Any, Any] | None:
     """The elements of a dense host tensor as flat integers of their size."""

@@ -40,7 +40,7 @@ class Sweep:
     def __init__(self, core: Core, quick: Any) -> None:
         self.core = core
         self.quick = quick
-        self._earlier = EarlierValues(under_budget=core.budget.share is not None)
+        self.earlier = EarlierValues(under_budget=core.budget.share is not None)
         self._told = False
         self._missing: dict[int, frozenset[int]] = {}
         self.keep_norms = False
@@ -67,8 +67,8 @@ class Sweep:
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
-        before = self._earlier.take(list(map(_second, found)))
-        if self._earlier.too_large and not self._told:
+        before = self.earlier.take(list(map(_second, found)))
+        if self.earlier.too_large and not self._told:
             self._told = True
             self.core.recorder.note("info", TOO_LARGE)
         return list(zip(map(_first, found), map(_second, found), before, strict=True))

@@ -16,7 +16,7 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.by_hand import ByHand
-from neuraldbg.capture.torch.core import ENOUGH_LOOKS, Core, cannot_look, now_ns, traced_by_dynamo
+from neuraldbg.capture.torch.core import ENOUGH_LOOKS, PREPARED, Core, cannot_look, now_ns, traced_by_dynamo
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.capture.torch.tree import REBUILT_APART
@@ -66,6 +66,9 @@ class UpdateWatch:
     # -- optimizers --------------------------------------------------------------------------------------------------
 
     def created(self, optimizer: Optimizer) -> None:
+        core = self.core
+        if core.budget.full and core.statistics and len(self.optimizers) + len(self.unnamed) < PREPARED:
+            self.sweep.earlier.prepare(owned(optimizer))
         self.unnamed[optimizer] = [0]
         self.attend()
         for notice in self.core.moments.optimizer_created:

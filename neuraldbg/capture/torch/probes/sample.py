@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.kernels.host import same_bits
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.members import named_buffers_of, parameters_of
 from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, leaves, map_leaves, map_tensors, tensors
@@ -288,7 +289,7 @@ class Samples:
         size = sum(p.numel() * p.element_size() for p in parameters)
         if size > INITIAL_BYTES or any(p.layout != torch.strided for p in parameters):
             return
-        own.initial = dict(zip(map(id, parameters), copied([p.detach() for p in parameters]), strict=True))
+        own.initial = dict(zip(map(id, parameters), self._copies(parameters), strict=True))
         for number in own.samples[0].tape.used_passes:
             one = own.samples[0].tape.passes[number]
             own.buffers.update(
@@ -298,6 +299,12 @@ class Samples:
                     if name in one.record.buffers
                 }
             )
+
+    def _copies(self, parameters: list[Tensor]) -> Sequence[Tensor]:
+        """Those of the recording, where they are the same bit for bit: a parameter may have been moved since."""
+        recorded = self.core.recorded
+        theirs = [recorded[id(p)] for p in parameters if id(p) in recorded]
+        return theirs if same_bits(parameters, theirs) else copied([p.detach() for p in parameters])
 
     def _update_done(self, *_: Any) -> None:
         if self._since_update:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.members import parameters_of
 from neuraldbg.capture.torch.pieces import copied
 from neuraldbg.capture.torch.recording.losses import Remade, told_loss
 from neuraldbg.capture.torch.recording.names import Names
@@ -95,7 +96,7 @@ class DiskTape:
         return self._spool.computed_s
 
     def wants_state(self, updates: int) -> bool:
-        if self.failed:
+        if self._spool.failed:
             return False
         if not self._open or self._stale or self._tail > self._limit // TAIL_SHARE:
             return True
@@ -156,7 +157,7 @@ class DiskTape:
         """What no update moves is written once: parameters without an optimizer. Nothing is copied that does not
         fit."""
         number = self.names.model(root)
-        keys = [(self.names.parameter(p), p) for p in root.parameters()]
+        keys = [(self.names.parameter(p), p) for p in parameters_of(root)]
         still = {str(key): p.detach() for key, p in keys if key is not None and key.startswith("m")}
         size = size_of(still.values())
         on_device = size_of(each for each in still.values() if each.is_cuda)
@@ -242,7 +243,7 @@ class DiskTape:
     def _put(self, item: Item, size: int = 0) -> bool:
         item.bytes = size + ENTRY_BYTES
         waiting = self._handed - self._written + item.bytes
-        if self.failed or self._over or waiting > self._waiting:
+        if self._spool.failed or self._over or waiting > self._waiting:
             self._open = False
             return False
         for device in self._devices:

@@ -15,7 +15,7 @@ from neuraldbg.capture.kernels import host
 from neuraldbg.capture.kernels.device import DevicePass, readable
 from neuraldbg.capture.kernels.twin import KEYS, hash_from_sums
 from neuraldbg.capture.torch.passes import tensors
-from neuraldbg.capture.torch.stats import digest_of, measurable, salted
+from neuraldbg.capture.torch.stats import all_salted, digest_of, measurable, salted
 
 HASHED_BYTES: Final = 2 * 2**20  # of gradients, in one update: of more, others have their turn in the next one
 HASHED_ON_DEVICE: Final = 4  # gradients of one update: each is several launches
@@ -137,7 +137,7 @@ class HashesInTurn:
             return self._one_by_one(held)
         found, after = hashes
         self._turn = self._turn if after is None else after
-        return {at: salted(hashed, shape, dtype) for at, hashed, shape, dtype in found}
+        return all_salted(found)  # type: ignore[return-value]
 
     @torch.no_grad()
     def _one_by_one(self, held: list[Tensor]) -> dict[int, Digest]:

@@ -10,6 +10,12 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.members import (
+    named_buffers_of,
+    named_modules_of,
+    named_parameters_of,
+    parameters_of,
+)
 from neuraldbg.capture.torch.sweep import owned
 
 Key = str  # "0:3" = the fourth parameter of the first optimizer; "m0:fc.weight" = of the first model
@@ -36,7 +42,7 @@ class Names:
             return known[0]
         number = len(self.models)
         self._model[root] = [number]
-        named = list(root.named_parameters())
+        named = named_parameters_of(root)
         self.models.append({**describe_model(root, named), "site": site})
         for path, parameter in named:
             if parameter not in self._parameter:
@@ -77,12 +83,12 @@ class Names:
 
 def describe_model(root: nn.Module, parameters: Iterable[tuple[str, Tensor]] | None = None) -> dict[str, Any]:
     """What has to be the same for a recording to fit. `parameters`: its own by name, where somebody has them."""
-    parameters = root.named_parameters() if parameters is None else parameters
+    parameters = named_parameters_of(root) if parameters is None else parameters
     return {
         "class": type(root).__name__,
-        "modules": [[path, type(module).__name__] for path, module in root.named_modules()],
+        "modules": [[path, type(module).__name__] for path, module in named_modules_of(root)],
         "parameters": [[path, *form_of(p)] for path, p in parameters],
-        "buffers": [[path, *form_of(b)] for path, b in root.named_buffers()],
+        "buffers": [[path, *form_of(b)] for path, b in named_buffers_of(root)],
     }
 
 
@@ -95,7 +101,7 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 def has_a_shape(root: nn.Module) -> bool:
     """False before the first pass of a model with lazy layers."""
-    return not any(is_lazy(each) for each in (*root.parameters(), *root.buffers()))
+    return not any(map(is_lazy, parameters_of(root))) and not any(is_lazy(each) for _, each in named_buffers_of(root))
 
 
 def form_of(tensor: Tensor) -> list[Any]:

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
-from neuraldbg.capture.torch.core import Core, now_ns
-from neuraldbg.capture.torch.passes import LOOKED_AT, Pass, PassRecord, any_casting, casting, few_items, tensors
+from neuraldbg.capture.torch.core import PREPARED, Core, now_ns
+from neuraldbg.capture.torch.passes import Pass, PassRecord, any_casting, casting, few_given, tensors
 from neuraldbg.capture.torch.patches import Patches
-from neuraldbg.capture.torch.pieces import copied, copy_of
+from neuraldbg.capture.torch.pieces import Memory, copied, copy_of, memory_for
 from neuraldbg.capture.torch.recording.changes import clipped, listed, unscaled, zeroed
 from neuraldbg.capture.torch.recording.ferry import room_for
 from neuraldbg.capture.torch.recording.hashing import Hasher, HashesInTurn
@@ -62,6 +62,8 @@ class Recording:
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._ready: IdentityTable[bool] = IdentityTable()  # models
         self._marks = GradientMarks()
+        self._room: Memory | None = None  # for the first state
+        self._own_ns = 0  # since the last update
         self._since_state = 0
         self._last_pass_step = -1
         self._broken = False
@@ -100,7 +102,6 @@ class Recording:
     def _aside(self, notice: Callable[..., None]) -> Callable[..., None]:
         """Recording was asked for: what it takes does not keep steps from being watched. Where one part of it fails,
         all of it ends: a tape with holes would be worse than none."""
-        budget = self.core.budget
 
         def timed(*args: Any) -> None:
             if not self._awake or self._broken:
@@ -111,16 +112,22 @@ class Recording:
                 done = True
             finally:
                 self._broken = self._broken or not done
-            took = now_ns() - start
-            budget.set_aside(took)
-            if self._pace is not None:
-                self._pace.spent(took)
+            self._own_ns += now_ns() - start
 
         return timed
+
+    def _settle(self) -> None:
+        """The books of an update, once for all of its parts."""
+        own_ns, self._own_ns = self._own_ns, 0
+        self.core.budget.set_aside(own_ns)
+        if self._pace is not None:
+            self._pace.spent(own_ns)
 
     def _optimizer_created(self, optimizer: Optimizer) -> None:
         self.optimizers.add(optimizer)
         self.tape.add_optimizer(optimizer)
+        if self._last_pass_step < 0 and len(self.optimizers) <= PREPARED and self._awake:
+            self._room = memory_for([parameter for one in self.optimizers for parameter in owned(one)])
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
@@ -133,10 +140,9 @@ class Recording:
             self._awake, self._broken = False, True  # for good
             return
         self._last_pass_step = one.step
-        entry = root.get_submodule(one.entry.path)
+        entry = root.get_submodule(one.entry.path) if one.entry.path else root
         _hold(self._lately, root)
-        few = (one.entered is args and len(args) < LOOKED_AT) or few_items((args, kwargs))
-        refused = None if few else "its arguments hold too many items"
+        refused = None if few_given(one.entered, args, kwargs) else "its arguments hold too many items"
         if self.core.here.local.in_step is not None:
             refused = "it ran inside of the optimizer's step: a closure moves the weights several times"
         given = (args, kwargs) if refused is None else ((), {})
@@ -186,9 +192,7 @@ class Recording:
                 self.tape.arrived(taped, core.backwards, slot, kept)
             took = now_ns() - start
             core.own_ns += took
-            core.budget.set_aside(took)
-            if self._pace is not None:
-                self._pace.spent(took)
+            self._own_ns += took
 
         arrived.__torch_unserializable__ = True  # type: ignore[attr-defined]
         return arrived
@@ -281,9 +285,11 @@ class Recording:
         self.tape.add(taped)
 
     def _update_done(self, *_: Any) -> None:
+        self._settle()
         self._since_state += 1
         self._outside = False
         self._running.clear()
+        self.core.recorded = {}
         if self._pace is not None and self._pace.update_done():
             self._awake = False
             for moment, notice in self._notices.items():
@@ -319,7 +325,8 @@ class Recording:
             return
         self._since_state = 0
         step = self.core.recorder.step
-        copies = copied([p.detach() for p in parameters.values()])
+        copies = copied([p.detach() for p in parameters.values()], self._room)
+        self.core.recorded, self._room = dict(zip(parameters, copies, strict=True)), None
         values = list(zip(map(weakref.ref, parameters.values()), copies, strict=True))
         kept = iter(copied([p.grad for p in parameters.values() if p.grad is not None]))
         gradients = [(weakref.ref(p), None if p.grad is None else next(kept)) for p in parameters.values()]
@@ -371,5 +378,7 @@ def _hang(tensor: Any, observe: Callable[[Tensor], None]) -> None:
 
 
 def _hold(lately: deque[Any], one: Any) -> None:
-    if not any(each is one for each in lately):
-        lately.append(one)
+    for each in lately:
+        if each is one:
+            return
+    lately.append(one)

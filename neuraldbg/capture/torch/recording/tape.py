@@ -339,17 +339,16 @@ def arrived_bytes(gradient: Arrived) -> int:
 
 
 def size_of(tensors: Any) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors)
+    return sum([each.numel() * each.element_size() for each in tensors])
 
 
 def record_bytes(record: PassRecord) -> int:
-    if not record.kwargs and all(type(each) is KeptTensor for each in record.args):  # mostly
+    if not record.kwargs and set(map(type, record.args)) == {KeptTensor}:  # mostly
         kept = [each.tensor for each in record.args]
     else:
         kept = [leaf.tensor for leaf in leaves((record.args, record.kwargs), KeptTensor)]
     buffers = record.buffers.tensors if isinstance(record.buffers, Buffers) else record.buffers.values()
-    dense = (each for each in (*kept, *buffers) if each.layout == torch.strided)
-    return size_of(dense) + 12_000  # generators
+    return size_of([each for each in (*kept, *buffers) if each.layout == torch.strided]) + 12_000  # generators
 
 
 def scaling_of(optimizer: Any) -> tuple[Tensor | None, ...] | None:
