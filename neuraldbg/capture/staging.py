@@ -62,9 +62,10 @@ class Staging:
 
 
 def _in_order(parts: list[Block]) -> Block:
-    """As they were numbered when they were seen."""
-    together = np.concatenate(parts)
-    return together[np.argsort(together["seq"], kind="stable")]
+    """As they were numbered when they were seen. NumPy would move each field of each row by itself."""
+    dtype = parts[0].dtype
+    together = np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts])
+    return together[np.argsort(together.view(dtype)["seq"], kind="stable")].view(dtype)
 
 
 def _take(waiting: deque[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
