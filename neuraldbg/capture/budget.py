@@ -12,6 +12,7 @@ FIRST_IN_FULL = 20
 NEWCOMER_IN_FULL = 10  # for an optimizer that turns up later
 PASSES_IN_FULL = 64
 NEWCOMERS = 10  # of them that get it
+AFTER_START = 2  # quiet steps, then one in full: where evidence was gathered in few of the first ones
 LONGEST_PERIOD = 1000  # steps: even a tiny model is looked at now and then
 PATIENCE_NS = 10 * 10**9  # of somebody who watches a slow training and waits for numbers
 LONGEST_STEP = 4  # times a usual one: longer steps do not count for more
@@ -91,6 +92,7 @@ class SamplingBudget:
         self._first_pass_ns = 0
         self._full_until = FIRST_IN_FULL
         self._newcomers = self.began = 0  # and when the last of them came
+        self._foreseen = 0
         self._since_full = 0
         self._trained_ns = self._full_at_ns = 0.0  # in all, and until the last full look
         self._wait, self._patience_ns = 1, math.inf  # from the last full look to the next: steps, and at most so long
@@ -107,6 +109,7 @@ class SamplingBudget:
         self.full = share != 0.0
         self.watching = share != 0.0
         self.last_was_full = False
+        self.look_after_start = False  # evidence was not gathered in all of the first steps
         self.always_watch = False  # somebody asks about gradients after every step
 
     def step_done(self, *, wall_ns: int, own_ns: int) -> None:
@@ -197,6 +200,16 @@ class SamplingBudget:
             self._full_until = max(self._full_until, self.steps + NEWCOMER_IN_FULL)
             self.began = self.steps
 
+    def foresee(self) -> bool:
+        """An optimizer is made, and nothing has run in this step: it is watched in full after all, as it may be the
+        first one of another training. Whether that is so."""
+        if not self.share or self.full or self._foreseen >= NEWCOMERS:
+            return False
+        self._settle()
+        self._foreseen += 1
+        self.full = self.watching = True
+        return True
+
     def loss_told(self, loss: float | None) -> None:
         """Where a loss stops being a number, the step after it is watched in full: who comes to see what broke would
         else find the layers as they were before it did."""
@@ -246,6 +259,8 @@ class SamplingBudget:
         if not self.share:
             return self.share is None
         if self.steps < self._full_until:
+            return True
+        if self.look_after_start and self.steps == self._full_until + AFTER_START:
             return True
         if self._since_full == 0:
             # settled now: where a slow step decided, full steps would follow slow ones

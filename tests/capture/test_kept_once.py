@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from watching import net, watching
 
 from neuraldbg.capture.kernels import host
 from neuraldbg.capture.kernels.host import same_bits
@@ -21,7 +22,6 @@ from neuraldbg.capture.torch.core import PREPARED
 from neuraldbg.capture.torch.pieces import READY_BYTES, Memory, copied, memory_for
 from neuraldbg.capture.torch.recording.taking import Recording
 from neuraldbg.capture.torch.recording.tape import Tape
-from tests.capture.watching import net, watching
 
 compiled = pytest.mark.skipif(host.fused is None, reason="built without a compiler")
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8)

@@ -148,18 +148,35 @@ def test_of_long_steps_fewer_are_looked_at_closely(
     looked, measured = [], []
     with watching(tmp_path, budget=QUIET) as capture:
 
-        def after(_: int) -> None:
-            looked.append(capture.core.looking)
-            measured.append(capture.core.budget.full)
+        def begun(one: Any, *_: Any) -> None:
+            looked.extend([one.step] if capture.core.looking else [])
+            measured.extend([one.step] if one.sampled else [])
 
-        train(net(), 24, after)
-        train(net(), 6, after)
-    begun = [index + 1 for index, yes in enumerate(looked) if yes]
-    assert all(measured[:19])
-    assert not any(measured[19:23])
-    first = [at for at in begun if at < 24]
-    assert first == ([1, 2, 3, 16] if long_ns == 0 else list(range(1, 20)))
-    assert [at - 24 for at in begun if at > 24][:4] == [1, 2, 3, 4]
+        capture.core.take_part("pass_begun", "what is looked at", begun)
+        train(net(), 24)
+        train(net(), 6)
+    assert measured == [*range(20), *([22] if long_ns == 0 else []), *range(24, 30)]
+    assert looked == ([0, 1, 2, 22, 24, 25, 26, 27] if long_ns == 0 else [*range(20), *range(24, 30)])
+
+
+def test_an_optimizer_made_in_the_middle_of_a_step_changes_nothing_about_it(tmp_path: Path) -> None:
+    model, sampled = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with watching(tmp_path, budget=QUIET) as capture:
+
+        def begun(one: Any, *_: Any) -> None:
+            sampled.append(one.sampled)
+
+        capture.core.take_part("pass_begun", "what is measured", begun)
+        for step in range(30):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4)).square().mean()
+            if step == 25:
+                other = torch.optim.SGD(model.parameters(), lr=0.05)
+            loss.backward()
+            optimizer.step()
+        del other
+    assert sampled[:26] == [True] * 20 + [False] * 6, "from the next one on it is watched as a second training"
 
 
 @pytest.mark.parametrize("critics", [1, 5])

@@ -32,8 +32,9 @@ RARELY = 17  # steps: one of so many is told to those who look rarely. No multip
 SETTLED = 256  # steps after which it is one of RARER
 RARER = 37
 LONG_STEP_NS = 5_000_000  # of the first ones of a training some are looked at closely: a look takes as long as this
-ENOUGH_LOOKS = 4  # updates of each optimizer, one after the other
-LATER_LOOK = 16
+ALONE_LOOKS = 3  # updates of an optimizer that is the only one,
+ENOUGH_LOOKS = 4  # of each of several, and of one that comes later; one after the other
+LATER_LOOK = 16  # on a device; in host memory the later look is taken after the first steps, under the budget
 PREPARED = 4  # optimizers: a program may make any number of them, and use none
 FIRST_TIMED = 3  # updates
 TIMED = 4  # where every step is measured, layers on a device are timed in one of so many: a mark holds it up for 2 us
@@ -144,9 +145,10 @@ class Core:
     look_at: float = math.inf  # backward at whose beginning all are told, since somebody's look is due
     timing: bool = True  # whether layers on a device are timed in the current step
     bypassed: bool = False  # some modules are called by .forward(), and watched by their class
-    unseen: Callable[[], bool] = lambda: False  # whether some optimizer had fewer than ENOUGH_LOOKS
+    unseen: Callable[[], bool] = lambda: False  # whether some optimizer had fewer looks than it should
     graph: Any = None  # of the loss whose backward begins, as walked by one of those who look at it
     recorded: dict[int, Tensor] = field(default_factory=dict)  # id of a parameter -> copy, before the current update
+    foreseen: int = 0  # step that may begin another training
     packed: bool = False  # some of the graph keeps its tensors packed (checkpointing): reading them would unpack
 
     def __post_init__(self) -> None:
@@ -242,8 +244,9 @@ class Core:
         budget = self.budget
         if budget.starting:
             long = budget.steps > 2 and (budget.bare_ns or 0.0) >= LONG_STEP_NS  # the first ones warm up
-            return not long or budget.since_start == LATER_LOOK or self.unseen()
-        return step - self._looked_at >= gap
+            budget.look_after_start = long and not self.device.used
+            return not long or self.unseen() or (self.device.used and budget.since_start == LATER_LOOK)
+        return step - self._looked_at >= gap or self.foreseen == step
 
     def wants(self, kind: Kind) -> bool:
         """Whether this statistic of a layer is taken in the current step, if it is a full one."""

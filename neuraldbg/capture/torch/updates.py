@@ -16,7 +16,15 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.resources import device_bytes, rss_bytes
 from neuraldbg.capture.torch.backward import BackwardWatch
 from neuraldbg.capture.torch.by_hand import ByHand
-from neuraldbg.capture.torch.core import ENOUGH_LOOKS, PREPARED, Core, cannot_look, now_ns, traced_by_dynamo
+from neuraldbg.capture.torch.core import (
+    ALONE_LOOKS,
+    ENOUGH_LOOKS,
+    PREPARED,
+    Core,
+    cannot_look,
+    now_ns,
+    traced_by_dynamo,
+)
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.sweep import Sweep, owned
 from neuraldbg.capture.torch.tree import REBUILT_APART
@@ -66,7 +74,11 @@ class UpdateWatch:
     # -- optimizers --------------------------------------------------------------------------------------------------
 
     def created(self, optimizer: Optimizer) -> None:
-        core = self.core
+        core, recorder = self.core, self.core.recorder
+        if recorder.step and not self.passes.kept() and not core.any_backward:
+            core.foreseen = recorder.step
+            if core.budget.foresee() or core.budget.full:
+                core.step_begins()
         if core.budget.full and core.statistics and len(self.optimizers) + len(self.unnamed) < PREPARED:
             self.sweep.earlier.prepare(owned(optimizer))
         self.unnamed[optimizer] = [0]
@@ -231,7 +243,9 @@ class UpdateWatch:
 
     def _some_are_unseen(self) -> bool:
         """The generator of a GAN may step once in six updates, and one that never steps is looked for."""
-        return len(self.unnamed) > 0 or any(one.looks < ENOUGH_LOOKS for one in self.optimizers.values())
+        alone = len(self.optimizers) == 1 and self.core.budget.began == 0
+        enough = ALONE_LOOKS if alone else ENOUGH_LOOKS
+        return len(self.unnamed) > 0 or any(one.looks < enough for one in self.optimizers.values())
 
     def _first(self) -> Known | None:
         return next(iter(self.optimizers.values()), None)
