@@ -17,6 +17,7 @@ from neuraldbg.records import Kind, Phase
 from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 UNTIMED = True  # in place of a mark: the device has a clock, and it is not read
 Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
 
@@ -61,24 +62,27 @@ class LayerWatch:
         for observe in core.on_layer:
             observe(layer, one, values)
         if one.looked:
-            self._tell(module, layer, one, values)
+            for observe in core.on_look:
+                observe(layer, one, values)
+            core.tell(core.moments.layer_run, module, layer, one, values)
         core.own_ns += now_ns() - begin
 
     def look(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
-        """All but its statistics and times, which C took."""
-        self._notice(module, one, values)
-        self._tell(module, layer, one, values)
+        """All but its statistics and times, which C took. In one frame: it is asked for every layer."""
+        core = self.core
+        if core.recorder.step <= 20:
+            self.fired.add(id(module))
+        if one.grad and _default_hooks(True) is not None:
+            self.mark_packed(list(tensors(values[2])))
+        for observe in core.on_look:
+            observe(layer, one, values)
+        core.tell(core.moments.layer_run, module, layer, one, values)
 
     def _notice(self, module: nn.Module, one: Pass, values: Any) -> None:
         if self.core.recorder.step <= 20:
             self.fired.add(id(module))
-        if one.grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if one.grad and _default_hooks(True) is not None:
             self.mark_packed(list(tensors(values[2])))
-
-    def _tell(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
-        for observe in self.core.on_look:
-            observe(layer, one, values)
-        self.core.tell(self.core.moments.layer_run, module, layer, one, values)
 
     def set_aside(self, took_ns: int) -> None:
         """Spent by us since the last gradient arrived: no layer's. Where several threads train it may be another's."""

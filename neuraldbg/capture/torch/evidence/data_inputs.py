@@ -121,6 +121,9 @@ class Inputs:
         """Of several layers that take the same data each has a fact of its own."""
         if not one.grad or not isinstance(module, FIRST):
             return
+        first = values[0][0] if values[0] else None
+        if isinstance(first, Tensor) and first.requires_grad and first.dim() > 1 and first.is_floating_point():
+            return  # of most layers
         looks = self._looks.get(layer.site, 0)
         if looks >= LOOKS or (looks == 0 and len(self._looks) >= MOST_LAYERS):
             return

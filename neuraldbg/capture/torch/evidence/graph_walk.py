@@ -6,11 +6,13 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.loss import RESHAPING, bare
+from neuraldbg.capture.torch.loss import RESHAPING, without_number
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.core import Core
@@ -19,6 +21,7 @@ WRAPPED = 2**63  # torch hands out a negative dim or index as an unsigned number
 SMALL = 65_536  # elements of a factor that are looked at
 SHAPES = frozenset(name.removesuffix("Backward") for name in RESHAPING)
 _SAME = SHAPES | {"Stack", "Cat", "MaskedFill", "Sum"}
+_LEAF = torch._C._functions.AccumulateGrad
 # monotone: the sign survives them, the factor does not
 _RISING = ("Sqrt", "Log1P", "Log1p", "Log", "Exp", "ClampMin", "Minimum", "Maximum")
 
@@ -112,7 +115,7 @@ def walk(loss: Tensor, limit: int) -> Walk:
         if mark is not None:
             result.passes.add(mark)
         for slot, (child, output) in enumerate(one.node.next_functions):
-            if child is not None and type(child).__name__ != "AccumulateGrad" and child not in of:
+            if child is not None and type(child) is not _LEAF and child not in of:
                 below = _visit(child, one, slot, output)
                 of[child] = below[0]
                 waiting.append(below)
@@ -120,17 +123,21 @@ def walk(loss: Tensor, limit: int) -> Walk:
     return result
 
 
+@lru_cache(maxsize=1024)
+def _operation(name: str) -> str:
+    return without_number(name).removesuffix("Backward")
+
+
 def _visit(node: Any, above: Visit | None, slot: int, output: int) -> tuple[Visit, dict[str, Any]]:
     """And the marks of the node, which torch is asked for once."""
-    name = bare(node).removesuffix("Backward")
     sign, factor = (1.0, 1.0) if above is None else (None, None) if above.sign is None else _passed_on(above, slot)
     inside = () if above is None else above.inside
     marks = node.metadata
-    if "neuraldbg_in" in marks or "neuraldbg_out" in marks:
+    if marks and ("neuraldbg_in" in marks or "neuraldbg_out" in marks):
         entered, left = marks.get("neuraldbg_out", ()), marks.get("neuraldbg_in", ())
         still = tuple([site for site in inside if site not in left])
         inside = still + tuple([site for site in reversed(entered) if site not in still])
-    return Visit(node, name, above, slot, output, sign, factor, inside), marks
+    return Visit(node, _operation(node.name()), above, slot, output, sign, factor, inside), marks
 
 
 def _passed_on(above: Visit, slot: int) -> tuple[float | None, float | None]:

@@ -62,32 +62,34 @@ class Network:
             if value is None or not measurable(value) or not value.is_cpu or not 0 < value.numel() <= MOST_ELEMENTS:
                 continue
             fed = graph.past_shapes(graph.operand(visit))
-            fed_by = None if fed is None else fed.layer
-            place = self._place(visit, fed_by, order)
-            if place is not None:
-                self._look(place, visit.name, value, conv=fed is not None and "Convolution" in fed.name)
+            place = self._place(visit, None if fed is None else fed.layer, order)
+            axis = _units_of(value, conv=fed is not None and "Convolution" in fed.name)
+            if place is not None and axis is not None and value.numel() >= 2 * value.shape[axis]:
+                self._look(place, value, axis)
 
     def _place(self, visit: Visit, fed_by: int | None, order: int) -> Place | None:
-        shape = visit.shape
-        key = (visit.name, visit.layer, fed_by, shape and shape[1:])
+        shape, layer = visit.shape, visit.layer
+        key = (visit.name, layer, fed_by, shape and shape[1:])
         place = self._places.get(key)
         if place is None and len(self._places) < MOST_PLACES:
-            place = self._places[key] = Place(visit.name, visit.layer, fed_by, order)
+            place = self._places[key] = Place(visit.name, layer, fed_by, order)
         return place
 
-    def _look(self, place: Place, name: str, value: Tensor, *, conv: bool) -> None:
-        axis = _units_of(value, conv=conv)
-        if axis is None or value.numel() < 2 * value.shape[axis]:
-            return
+    def _look(self, place: Place, value: Tensor, axis: int) -> None:
+        name = place.op
         place.looks += 1
         place.units = value.shape[axis]
-        others = tuple(dim for dim in range(value.dim()) if dim != axis)  # samples and positions
-        if name in RECTIFIED and not _all_alive(place):
-            _narrow(place, "dead", ~np.logical_or.reduce(_array(value), axis=others))
-        flat = _flat(name, value)
-        if flat is not None:
-            place.flat_share = float(flat.mean())
-            _narrow(place, "stuck", flat.all(axis=others))
+        rectified, bounds = name in RECTIFIED and not _all_alive(place), BOUNDED.get(name)
+        if rectified or bounds is not None:
+            others = tuple([dim for dim in range(value.dim()) if dim != axis])  # samples and positions
+            values = _array(value)
+            if rectified:
+                silent = ~np.logical_or.reduce(values, axis=others)
+                place.dead = _narrowed(place.dead, silent)
+            if bounds is not None:
+                flat = _flat(bounds, values)
+                place.flat_share = float(flat.mean())
+                place.stuck = _narrowed(place.stuck, flat.all(axis=others))
         if place.looks == 1 or place.looks >= FIRST_LOOKS:  # later looks are rare: who reads along hears of each
             self._write(place)
 
@@ -146,9 +148,9 @@ def _units_of(value: Tensor, *, conv: bool) -> int | None:
 
 
 def _array(value: Tensor) -> Array:
-    """NumPy asks all samples at once, and takes a tenth of the time that torch does for it."""
+    """Of what `saved` gave. NumPy asks all samples at once, and takes a tenth of the time that torch does for it."""
     wide = value.dtype in (torch.float32, torch.float64)
-    array: Array = (value.detach() if wide else value.detach().float()).resolve_neg().numpy()
+    array: Array = (value if wide else value.float()).resolve_neg().numpy()
     return array
 
 
@@ -157,19 +159,15 @@ def _all_alive(place: Place) -> bool:
     return place.dead is not None and place.dead.shape == (place.units,) and not bool(place.dead.any())
 
 
-def _flat(name: str, value: Tensor) -> Array | None:
-    bounds = BOUNDED.get(name)
-    if bounds is None:
-        return None
+def _flat(bounds: tuple[float, float], values: Array) -> Array:
     low, high = bounds
-    margin, values = FLAT * (high - low), _array(value)
+    margin = FLAT * (high - low)
     flat: Array = (values < low + margin) | (values > high - margin)
     return flat
 
 
-def _narrow(place: Place, name: str, now: Any) -> None:
-    before = getattr(place, name)
-    setattr(place, name, now if before is None or before.shape != now.shape else before & now)
+def _narrowed(before: Any, now: Any) -> Any:
+    return now if before is None or before.shape != now.shape else before & now
 
 
 def _feeder(graph: Walk, visit: Visit, readers: Counter[Any]) -> Visit | None:
