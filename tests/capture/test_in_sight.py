@@ -147,4 +147,5 @@ def test_the_frames_of_our_command_line_are_not_the_users(tmp_path: Path) -> Non
     finally:
         sys.modules["__main__"], sys.argv[:], sys.path[:] = main, argv, path
         del sys.seen, sys.frames  # type: ignore[attr-defined]
-    assert seen[-2:] == ["step", "<module>"] and seen.count("<module>") == 1
+    assert seen[-2:] == ["step", "<module>"]
+    assert seen.count("<module>") == 1

@@ -146,8 +146,10 @@ class DataSets:
         """Rows that wait for it: at once in steps that are looked at and while targets are looked for, else several
         batches together."""
         found, waiting = self.found, len(self._unfollowed)
-        if found is not None and waiting and (one.looked or not found.settled or waiting >= TOGETHER):
-            self._follow_all(found, one.step, tensor)
+        if found is not None and waiting:
+            looked_for = not found.settled and found.foreign < TRIES  # of a set with other rows now and then
+            if one.looked or looked_for or waiting >= TOGETHER:
+                self._follow_all(found, one.step, tensor)
         if len(self._pending) >= TOGETHER and self._pending[0][0].step < one.step:
             self._settle()
 

@@ -21,7 +21,7 @@ WRAPPED = 2**63  # torch hands out a negative dim or index as an unsigned number
 SMALL = 65_536  # elements of a factor that are looked at
 SHAPES = frozenset(name.removesuffix("Backward") for name in RESHAPING)
 _SAME = SHAPES | {"Stack", "Cat", "MaskedFill", "Sum"}
-_LEAF = torch._C._functions.AccumulateGrad
+LEAF = torch._C._functions.AccumulateGrad
 # monotone: the sign survives them, the factor does not
 _RISING = ("Sqrt", "Log1P", "Log1p", "Log", "Exp", "ClampMin", "Minimum", "Maximum")
 
@@ -89,11 +89,17 @@ class Walk:
 def shared_walk(core: Core, loss: Tensor, limit: int) -> Walk:
     """As `walk`; the one that another watcher of this backward made, if it is the same. Only for those who are told
     that one begins: it is let go of before the backward runs."""
-    known: Walk | None = core.graph
-    if known is not None and known.root is loss.grad_fn and known.whole and len(known.visits) <= limit:
+    known = known_walk(core, loss)
+    if known is not None and len(known.visits) <= limit:
         return known
     made = core.graph = walk(loss, limit)
     return made
+
+
+def known_walk(core: Core, loss: Tensor) -> Walk | None:
+    """Of all of the graph, if another watcher of this backward made one."""
+    known: Walk | None = core.graph
+    return known if known is not None and known.root is loss.grad_fn and known.whole else None
 
 
 def walk(loss: Tensor, limit: int) -> Walk:
@@ -115,7 +121,7 @@ def walk(loss: Tensor, limit: int) -> Walk:
         if mark is not None:
             result.passes.add(mark)
         for slot, (child, output) in enumerate(one.node.next_functions):
-            if child is not None and type(child) is not _LEAF and child not in of:
+            if child is not None and type(child) is not LEAF and child not in of:
                 below = _visit(child, one, slot, output)
                 of[child] = below[0]
                 waiting.append(below)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.evidence.graph_walk import LEAF
 from neuraldbg.capture.torch.evidence.graphs_flow import has_values
 from neuraldbg.capture.torch.evidence.graphs_probes import Probes, spread
 from neuraldbg.capture.torch.stats import plain
@@ -153,7 +154,7 @@ def _look_below(root: Any, known: set[int]) -> tuple[bool, bool]:
             if child is None or child in seen:
                 continue
             seen.add(child)
-            if type(child).__name__ == "AccumulateGrad":
+            if type(child) is LEAF:
                 plain_leaves = plain_leaves and id(child.variable) in known
             elif _ROOT in child.metadata:
                 return True, plain_leaves

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.evidence.graph_walk import LEAF
 from neuraldbg.capture.torch.evidence.graphs_targets import target_side
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.sweep import owned
@@ -149,7 +150,7 @@ class GraphReach:
 def walk(root: Any, mark: tuple[int, int], limit: int) -> Reach:
     """Breadth first from the loss; every node is marked with this backward, nothing is held."""
     reach = Reach()
-    seen = {root}
+    seen, leaves = {root}, reach.leaves
     queue: deque[tuple[Any, int, int, bool]] = deque([(root, 0, -1, False)])  # node, depth, old mark above, in a pass
     while queue:
         if reach.nodes >= limit:
@@ -158,24 +159,32 @@ def walk(root: Any, mark: tuple[int, int], limit: int) -> Reach:
         node, depth, above, inside = queue.popleft()
         reach.nodes += 1
         metadata = node.metadata
-        before = metadata.get(MARK)
-        if PASS in metadata:
-            reach.passes.add(metadata[PASS])
-            reach.new_passes += before is None
-        if before is not None and before[0] < mark[0]:
-            reach.old += 1
-            if reach.oldest < 0:
-                reach.through_pass = inside
-            reach.oldest = before[0] if reach.oldest < 0 else min(reach.oldest, before[0])
-            above = max(above, before[0])
+        if metadata:
+            above, inside = _met(reach, metadata, mark[0], (above, inside))
         metadata[MARK] = mark
-        inside = inside or (PASS in metadata and before is None)
+        depth += 1
         for child, _ in node.next_functions:
-            leaf = getattr(child, "variable", None)
-            if isinstance(leaf, Tensor):
-                known = reach.leaves.get(id(leaf), (leaf, depth + 1, above))
-                reach.leaves[id(leaf)] = (leaf, known[1], max(known[2], above))
+            if type(child) is LEAF:
+                leaf = child.variable
+                known = leaves.get(id(leaf))
+                leaves[id(leaf)] = (leaf, depth, above) if known is None else (leaf, known[1], max(known[2], above))
             elif child is not None and child not in seen:
                 seen.add(child)
-                queue.append((child, depth + 1, above, inside))
+                queue.append((child, depth, above, inside))
     return reach
+
+
+def _met(reach: Reach, metadata: dict[Any, Any], now: int, way: tuple[int, bool]) -> tuple[int, bool]:
+    """What somebody noted at a node, and the way from there: the highest old mark, and whether it is in a pass."""
+    above, inside = way
+    before, own = metadata.get(MARK), metadata.get(PASS)
+    if own is not None:
+        reach.passes.add(own)
+        reach.new_passes += before is None
+    if before is not None and before[0] < now:
+        reach.old += 1
+        if reach.oldest < 0:
+            reach.through_pass = inside
+        reach.oldest = before[0] if reach.oldest < 0 else min(reach.oldest, before[0])
+        above = max(above, before[0])
+    return above, inside or (own is not None and before is None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from neuraldbg.capture.torch.evidence.graph_walk import LEAF, Walk, known_walk
 from neuraldbg.capture.torch.origin.graph import saved
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class MaskedLabels:
             return
         if loss is None or loss.device.type != "cpu" or loss.grad_fn is None:
             return
-        for node in _over_labels(loss.grad_fn):
+        graph = known_walk(self.core, loss)
+        for node in _over_labels(loss.grad_fn) if graph is None else _met(graph):
             self._look(saved(node, "target", "ignore_index"), value)
 
     def _look(self, kept: dict[str, Any], value: float) -> None:
@@ -65,6 +67,10 @@ class MaskedLabels:
             self.core.recorder.fact("labels_masked_total", all_masked=self._none_left, looked_at=self._looked)
 
 
+def _met(graph: Walk) -> list[Any]:
+    return [visit.node for visit in graph.visits[:NODES] if visit.name.startswith("NllLoss")]
+
+
 def _over_labels(root: Any) -> Iterator[Any]:
     """Cross entropies over labels in the graph below, nearest first."""
     waiting, seen = deque([root]), {root}
@@ -77,5 +83,5 @@ def _over_labels(root: Any) -> Iterator[Any]:
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
-                if type(child).__name__ != "AccumulateGrad":
+                if type(child) is not LEAF:
                     waiting.append(child)
