@@ -38,6 +38,7 @@ MOST_PASSES = 4096  # whose rows are remembered
 NOW_AND_THEN = 16  # later ones: one in so many
 TOGETHER = 16  # batches of quiet steps whose rows are looked up at once
 KNOWN_ROWS = 1024  # of those trained on that another candidate must hold as well
+FEW = 256  # rows of a variable
 TRIES = 4  # losses whose targets are looked for among the variables
 EVAL_ROWS = 16  # of an evaluation batch that are compared with the training rows
 
@@ -78,7 +79,7 @@ class Found:
 
     def places(self, keys: Keys) -> NDArray[np.int64] | None:
         """Where the rows lie in the set; None when one of them is not in it."""
-        at = np.searchsorted(self.keys, keys).clip(max=self.rows - 1)
+        at = self.keys.searchsorted(keys).clip(max=self.rows - 1)
         return self.order[at] if bool((self.keys[at] == keys).all()) else None
 
 
@@ -340,7 +341,9 @@ def _first_batch(entered: Sequence[Tensor]) -> Tensor | None:
 
 
 def _all_among(keys: Keys, own: Keys) -> bool:
-    """Of most variables with rows of this length (weights) already the first is not."""
+    """Of most variables with rows of this length (weights) already the first is not. Of few rows Python is quicker."""
+    if len(own) <= FEW:
+        return set(own.tolist()).issuperset(keys.tolist())
     return not (len(keys) and not (own == keys[0]).any()) and bool(np.isin(keys, own).all())
 
 
