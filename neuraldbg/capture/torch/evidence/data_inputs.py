@@ -46,6 +46,7 @@ class Inputs:
         if self.core.budget.share != 0.0:
             self.core.take_part("ending", "inputs", self._ending)
             self.core.take_part("layer_run", "inputs", self._layer_run)
+            capture.passes.layers.tell_only(self._layer_run, lambda kind: issubclass(kind, FIRST))
             self.core.take_part("pass_begun", "inputs", self._pass_begun)
             self.core.take_part("backward_begun", "inputs", self._backward_begun, rarely=True)  # and of odd losses
 
@@ -123,7 +124,7 @@ class Inputs:
 
     def _layer_run(self, module: Any, layer: Layer, one: Pass, values: Any) -> None:
         """Of several layers that take the same data each has a fact of its own."""
-        if not one.grad or not isinstance(module, FIRST):
+        if not one.grad:
             return
         first = values[0][0] if values[0] else None
         if isinstance(first, Tensor) and first.requires_grad and first.dim() > 1 and first.is_floating_point():

@@ -21,7 +21,7 @@ WRAPPED = 2**63  # torch hands out a negative dim or index as an unsigned number
 SMALL = 65_536  # elements of a factor that are looked at
 SHAPES = frozenset(name.removesuffix("Backward") for name in RESHAPING)
 _SAME = SHAPES | {"Stack", "Cat", "MaskedFill", "Sum"}
-LEAF = torch._C._functions.AccumulateGrad
+LEAF: Any = vars(torch._C._functions)["AccumulateGrad"]  # torch's stubs leave it out
 # monotone: the sign survives them, the factor does not
 _RISING = ("Sqrt", "Log1P", "Log1p", "Log", "Exp", "ClampMin", "Minimum", "Maximum")
 
