@@ -139,10 +139,12 @@ def _visit(node: Any, above: Visit | None, slot: int, output: int) -> tuple[Visi
     sign, factor = (1.0, 1.0) if above is None else (None, None) if above.sign is None else _passed_on(above, slot)
     inside = () if above is None else above.inside
     marks = node.metadata
-    if marks and ("neuraldbg_in" in marks or "neuraldbg_out" in marks):
-        entered, left = marks.get("neuraldbg_out", ()), marks.get("neuraldbg_in", ())
-        still = tuple([site for site in inside if site not in left])
-        inside = still + tuple([site for site in reversed(entered) if site not in still])
+    if marks:
+        left, entered = marks.get("neuraldbg_in"), marks.get("neuraldbg_out")
+        if left and inside:
+            inside = tuple([site for site in inside if site not in left])
+        for site in reversed(entered or ()):
+            inside = inside if site in inside else (*inside, site)
     return Visit(node, _operation(node.name()), above, slot, output, sign, factor, inside), marks
 
 

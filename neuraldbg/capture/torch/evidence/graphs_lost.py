@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.kernels.host import measured_each
 from neuraldbg.capture.torch.evidence.graph_walk import LEAF
 from neuraldbg.capture.torch.evidence.graphs_flow import has_values
 from neuraldbg.capture.torch.evidence.graphs_probes import Probes, spread
@@ -125,7 +127,9 @@ class LostGradients:
         gradients = [parameter.grad for parameter in self._probes.of(optimizer)]
         if not gradients or any(g is not None and (g.is_cuda or not has_values(g)) for g in gradients):
             return None
-        return tuple(0.0 if g is None else float(torch.linalg.vector_norm(plain(g, widen=False))) for g in gradients)
+        there = [gradient for gradient in gradients if gradient is not None]
+        sizes = iter(map(_norm, there, measured_each(there)))
+        return tuple([0.0 if gradient is None else next(sizes) for gradient in gradients])
 
     def _forget(self) -> None:
         for one in self._waiting.values():
@@ -161,6 +165,13 @@ def _look_below(root: Any, known: set[int]) -> tuple[bool, bool]:
             else:
                 waiting.append(child)
     return False, plain_leaves and not waiting
+
+
+def _norm(gradient: Tensor, row: Any) -> float:
+    """`row`: its statistics, where the kernel can read it."""
+    if row is None:
+        return float(torch.linalg.vector_norm(plain(gradient, widen=False)))
+    return float(row[5]) if row[7] + row[8] == 0 else math.nan
 
 
 def _version(optimizer: Optimizer) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_FACTS = 20
 NODES = 600
+FEW = 1024
 
 
 class MaskedLabels:
@@ -47,7 +48,7 @@ class MaskedLabels:
         if ignored >= 2**63:
             ignored -= 2**64  # the graph keeps -100 as an unsigned number
         self._looked += 1
-        if bool((target != ignored).any()):
+        if _counts_some(target, ignored):
             return
         self._none_left += 1
         if self._left:
@@ -65,6 +66,13 @@ class MaskedLabels:
     def _ending(self) -> None:
         if self._none_left:
             self.core.recorder.fact("labels_masked_total", all_masked=self._none_left, looked_at=self._looked)
+
+
+def _counts_some(target: Tensor, ignored: int) -> bool:
+    """Of few labels Python is quicker."""
+    if target.numel() <= FEW:
+        return any(label != ignored for label in target.flatten().tolist())
+    return bool((target != ignored).any())
 
 
 def _met(graph: Walk) -> list[Any]:

@@ -62,14 +62,15 @@ class Network:
             if value is None or not measurable(value) or not value.is_cpu or not 0 < value.numel() <= MOST_ELEMENTS:
                 continue
             fed = graph.past_shapes(graph.operand(visit))
-            place = self._place(visit, None if fed is None else fed.layer, order)
+            place = self._place(visit, None if fed is None else fed.layer, tuple(value.shape[1:]), order)
             axis = _units_of(value, conv=fed is not None and "Convolution" in fed.name)
             if place is not None and axis is not None and value.numel() >= 2 * value.shape[axis]:
                 self._look(place, value, axis)
 
-    def _place(self, visit: Visit, fed_by: int | None, order: int) -> Place | None:
-        shape, layer = visit.shape, visit.layer
-        key = (visit.name, layer, fed_by, shape and shape[1:])
+    def _place(self, visit: Visit, fed_by: int | None, shape: tuple[int, ...], order: int) -> Place | None:
+        """`shape`: of one sample."""
+        layer = visit.layer
+        key = (visit.name, layer, fed_by, shape)
         place = self._places.get(key)
         if place is None and len(self._places) < MOST_PLACES:
             place = self._places[key] = Place(visit.name, layer, fed_by, order)
