@@ -37,7 +37,9 @@ class Visit:
     output: int  # which of its outputs that was
     sign: float | None  # of its share in the loss: 1, -1; None past anything that may turn it
     factor: float | None  # what the loss multiplies it by; None past anything that is not linear
-    inside: tuple[int, ...] = ()  # sites of the modules it ran in, outermost first
+    inside: tuple[int, ...]  # sites of the modules it ran in, outermost first
+    marks: dict[Any, Any]  # what watchers noted at the node
+    edges: tuple[tuple[Any, int], ...]  # what made its operands: torch makes them anew whenever it is asked
 
     @property
     def layer(self) -> int | None:
@@ -58,21 +60,23 @@ class Visit:
 class Walk:
     root: Any = None
     whole: bool = True  # nothing was left out for want of room
+    packed: bool = False  # something was left out because its tensors are packed
     visits: list[Visit] = field(default_factory=list)
     of: dict[Any, Visit] = field(default_factory=dict)
     passes: set[int] = field(default_factory=set)
+    leaves: list[tuple[Any, Visit]] = field(default_factory=list)  # each time that an operation takes one
 
     def named(self, *names: str) -> list[Visit]:
         return [visit for visit in self.visits if visit.name in names]
 
     def below(self, visit: Visit, slot: int = 0) -> Visit | None:
         """What made one operand; None where it needs no gradient."""
-        children = visit.node.next_functions
-        return self.of.get(children[slot][0]) if slot < len(children) and children[slot][0] is not None else None
+        edges = visit.edges
+        return self.of.get(edges[slot][0]) if slot < len(edges) and edges[slot][0] is not None else None
 
     def operand(self, visit: Visit) -> Visit | None:
         """What made the first operand that needs a gradient."""
-        for child, _ in visit.node.next_functions:
+        for child, _ in visit.edges:
             if child is not None and (one := self.of.get(child)) is not None:
                 return one
         return None
@@ -97,7 +101,7 @@ def shared_walk(core: Core, loss: Tensor, limit: int) -> Walk:
 
 
 def known_walk(core: Core, loss: Tensor) -> Walk | None:
-    """Of all of the graph, if another watcher of this backward made one."""
+    """Of all of the graph but what is packed, if another watcher of this backward made one."""
     known: Walk | None = core.graph
     return known if known is not None and known.root is loss.grad_fn and known.whole else None
 
@@ -109,21 +113,22 @@ def walk(loss: Tensor, limit: int) -> Walk:
     if result.root is None:
         return result
     of, visits = result.of, result.visits
-    first = _visit(result.root, None, 0, 0)
-    of[result.root] = first[0]
+    first = of[result.root] = _visit(result.root, None, 0, 0)
     waiting = deque([first])
     while waiting and len(visits) < limit:
-        one, marks = waiting.popleft()
-        if "neuraldbg_packed" in marks:
+        one = waiting.popleft()
+        if "neuraldbg_packed" in one.marks:
+            result.packed = True
             continue  # to look at what it saved would run a checkpointed forward again
         visits.append(one)
-        mark = marks.get("neuraldbg_pass")
+        mark = one.marks.get("neuraldbg_pass")
         if mark is not None:
             result.passes.add(mark)
-        for slot, (child, output) in enumerate(one.node.next_functions):
-            if child is not None and type(child) is not LEAF and child not in of:
-                below = _visit(child, one, slot, output)
-                of[child] = below[0]
+        for slot, (child, output) in enumerate(one.edges):
+            if type(child) is LEAF:
+                result.leaves.append((child, one))
+            elif child is not None and child not in of:
+                below = of[child] = _visit(child, one, slot, output)
                 waiting.append(below)
     result.whole = not waiting
     return result
@@ -134,8 +139,7 @@ def _operation(name: str) -> str:
     return without_number(name).removesuffix("Backward")
 
 
-def _visit(node: Any, above: Visit | None, slot: int, output: int) -> tuple[Visit, dict[str, Any]]:
-    """And the marks of the node, which torch is asked for once."""
+def _visit(node: Any, above: Visit | None, slot: int, output: int) -> Visit:
     sign, factor = (1.0, 1.0) if above is None else (None, None) if above.sign is None else _passed_on(above, slot)
     inside = () if above is None else above.inside
     marks = node.metadata
@@ -145,7 +149,8 @@ def _visit(node: Any, above: Visit | None, slot: int, output: int) -> tuple[Visi
             inside = tuple([site for site in inside if site not in left])
         for site in reversed(entered or ()):
             inside = inside if site in inside else (*inside, site)
-    return Visit(node, _operation(node.name()), above, slot, output, sign, factor, inside), marks
+    name = _operation(node.name())
+    return Visit(node, name, above, slot, output, sign, factor, inside, marks, node.next_functions)
 
 
 def _passed_on(above: Visit, slot: int) -> tuple[float | None, float | None]:

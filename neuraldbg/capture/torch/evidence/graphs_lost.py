@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels.host import measured_each
-from neuraldbg.capture.torch.evidence.graph_walk import LEAF
+from neuraldbg.capture.torch.evidence.graph_walk import LEAF, Walk, known_walk
 from neuraldbg.capture.torch.evidence.graphs_flow import has_values
 from neuraldbg.capture.torch.evidence.graphs_probes import Probes, spread
 from neuraldbg.capture.torch.stats import plain
@@ -89,7 +89,9 @@ class LostGradients:
         known = {id(parameter) for optimizer, _ in every for parameter in owned(optimizer)}
         self._source = source
         root: Any = loss.grad_fn
-        again, self._plain = _look_below(root, known)
+        graph = known_walk(self.core, loss)
+        seen = None if graph is None or graph.packed or len(graph.visits) > NODES else _seen_below(graph, known)
+        again, self._plain = _look_below(root, known) if seen is None else seen
         for optimizer, one in every:
             now = self._norms(optimizer)
             cleared = one.usable and any(one.norms) and now is not None and not any(now)
@@ -147,6 +149,13 @@ class LostGradients:
             (cleared, applied), _ = one.lines.most_common(1)[0]
             fields = {"optimizer": site, "updates": one.updates, "count": sum(one.lines.values()), "first": one.first}
             self.core.recorder.fact("gradients_lost", cleared_id=cleared, applied_id=applied, **fields)
+
+
+def _seen_below(graph: Walk, known: set[int]) -> tuple[bool, bool]:
+    """The same of a graph that another watcher walked."""
+    again = [visit for visit in graph.visits[1:] if _ROOT in visit.marks]
+    strange = [leaf for leaf, _ in graph.leaves if id(leaf.variable) not in known]
+    return bool(again), not strange
 
 
 def _look_below(root: Any, known: set[int]) -> tuple[bool, bool]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.evidence.graph_walk import LEAF
+from neuraldbg.capture.torch.evidence.graph_walk import LEAF, Visit, Walk, known_walk
 from neuraldbg.capture.torch.evidence.graphs_targets import target_side
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.sweep import owned
@@ -68,7 +68,9 @@ class GraphReach:
         if loss is None or loss.grad_fn is None or not self.core.looking:
             return
         self._walks += 1
-        reach = walk(loss.grad_fn, (self._number, self.core.recorder.step), self._limit)
+        mark, limit, graph = (self._number, self.core.recorder.step), self._limit, known_walk(self.core, loss)
+        fits = graph is not None and not graph.packed and len(graph.visits) <= limit
+        reach = reach_of(graph, mark) if graph is not None and fits else walk(loss.grad_fn, mark, limit)
         if reach.old:
             self._note_again(reach, source)
         if len(self._written) < MOST_FACTS:
@@ -165,13 +167,32 @@ def walk(root: Any, mark: tuple[int, int], limit: int) -> Reach:
         depth += 1
         for child, _ in node.next_functions:
             if type(child) is LEAF:
-                leaf = child.variable
-                known = leaves.get(id(leaf))
-                leaves[id(leaf)] = (leaf, depth, above) if known is None else (leaf, known[1], max(known[2], above))
+                _met_leaf(leaves, child.variable, depth, above)
             elif child is not None and child not in seen:
                 seen.add(child)
                 queue.append((child, depth, above, inside))
     return reach
+
+
+def reach_of(graph: Walk, mark: tuple[int, int]) -> Reach:
+    """The same of a graph that another watcher walked to its end."""
+    reach = Reach(len(graph.visits))
+    way: dict[Visit | None, tuple[int, int, bool]] = {None: (-1, -1, False)}
+    for visit in graph.visits:
+        depth, above, inside = way[visit.above]
+        if visit.marks:
+            above, inside = _met(reach, visit.marks, mark[0], (above, inside))
+        visit.marks[MARK] = mark
+        way[visit] = (depth + 1, above, inside)
+    for leaf, visit in graph.leaves:
+        depth, above, _ = way[visit]
+        _met_leaf(reach.leaves, leaf.variable, depth + 1, above)
+    return reach
+
+
+def _met_leaf(leaves: dict[int, tuple[Tensor, int, int]], leaf: Tensor, depth: int, above: int) -> None:
+    known = leaves.get(id(leaf))
+    leaves[id(leaf)] = (leaf, depth, above) if known is None else (leaf, known[1], max(known[2], above))
 
 
 def _met(reach: Reach, metadata: dict[Any, Any], now: int, way: tuple[int, bool]) -> tuple[int, bool]:

@@ -109,7 +109,7 @@ class Network:
         """Weighted layers that take another one's output as it is, and what kinds of operation the network has."""
         weighted = [visit for visit in graph.visits if visit.name in WEIGHTED]
         pairs = []
-        readers = Counter(child for visit in graph.visits for child, _ in visit.node.next_functions)
+        readers = Counter(child for visit in graph.visits for child, _ in visit.edges)
         for visit in weighted:
             before = _feeder(graph, visit, readers)
             if before is None or readers[before.node] > 1:
@@ -174,7 +174,7 @@ def _narrowed(before: Any, now: Any) -> Any:
 def _feeder(graph: Walk, visit: Visit, readers: Counter[Any]) -> Visit | None:
     """The weighted operation whose result this one takes unchanged, or only scaled or thinned out by a dropout; None
     where anything else lies between."""
-    for slot in range(len(visit.node.next_functions)):
+    for slot in range(len(visit.edges)):
         below = graph.past_shapes(graph.below(visit, slot))
         room = 4
         while below is not None and room and readers[below.node] == 1 and _keeps_linear(below):
@@ -189,7 +189,7 @@ def _keeps_linear(visit: Visit) -> bool:
     """A dropout, or a constant factor. A mask of ones and zeros that was computed is neither: x * (x > 0) is a relu."""
     if visit.name in ("NativeDropout", "FusedDropout"):
         return True
-    operands = [child for child, _ in visit.node.next_functions]
+    operands = [child for child, _ in visit.edges]
     computed = [slot for slot, child in enumerate(operands) if child is not None]
     if visit.name not in ("Mul", "Div") or len(computed) != 1 or (visit.name == "Div" and computed != [0]):
         return False
