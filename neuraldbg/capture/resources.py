@@ -27,12 +27,21 @@ Reading = Mapping[str, float | None]
 
 
 def rss_bytes() -> int | None:
-    """Resident memory of the process."""
+    """Resident memory of the process. Asked in the midst of a training: Python's files take three more calls of the
+    system."""
     try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(file, 256).split()[1]) * _page_bytes()
+        finally:
+            os.close(file)
     except (OSError, ValueError, AttributeError, IndexError):
         return _rss_by_psutil()
+
+
+@cache
+def _page_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE")
 
 
 def _rss_by_psutil() -> int | None:

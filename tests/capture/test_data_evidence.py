@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from watching import facts, net, trace_of, train, watching
 
 from neuraldbg.analysis.evidence import Evidence
 from neuraldbg.capture.torch.core import RARELY
+from neuraldbg.capture.torch.evidence import data_inputs, data_relation
 from neuraldbg.capture.torch.evidence import rows as evidence_rows
 from neuraldbg.capture.torch.evidence.data_losses import _counts, _counts_of
 from neuraldbg.capture.torch.evidence.data_relation import relation_of
@@ -332,3 +334,35 @@ def test_places_in_a_smaller_set_are_forgotten_with_it(tmp_path: Path) -> None:
     assert [one["aligned"] for one in facts(tmp_path, "data_set") if one["aligned"] is False] == []
     assert len(part) == len(of_part) == 100
     assert len(turned) == 400
+
+
+def test_pairs_are_looked_through_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[int] = []
+    settle = data_relation.Relation._settle
+
+    def counted(self: Any, pairs: Any) -> None:
+        settled.append(len(pairs.waiting))
+        settle(self, pairs)
+
+    monkeypatch.setattr(data_relation.Relation, "_settle", counted)
+    torch.manual_seed(0)
+    inputs, model = torch.randn(160, 4), nn.Linear(4, 2)
+    labels = (inputs[:, 0] > 0).long()
+    with watching(tmp_path):
+        for start in (*range(0, 160, 16), *range(0, 160, 16)):  # each sample twice
+            rows = slice(start, start + 16)
+            cross_entropy(model(inputs[rows]), labels[rows]).backward()
+    assert settled == [20]
+    (found,) = facts(tmp_path, "relation")
+    assert found["rows"] == 160
+    assert found["linear"] > 5
+
+
+def test_later_looks_at_a_first_layer_are_judged_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[int] = []
+    scales = data_inputs._scales
+    monkeypatch.setattr(data_inputs, "_scales", lambda features: judged.append(len(features)) or scales(features))
+    with watching(tmp_path):
+        train(net(), 5)
+        assert len(judged) == 1
+    assert [(one["look"], one["features"]) for one in facts(tmp_path, "entry_layer")] == [(1, 4), (2, 4), (3, 4)]

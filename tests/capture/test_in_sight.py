@@ -18,6 +18,7 @@ from torch import nn
 from neuraldbg.capture.torch.frames import Frames
 from neuraldbg.capture.torch.growing import growing_line
 from neuraldbg.capture.torch.in_sight import held_by_the_user
+from neuraldbg.script import load_script
 
 HELPERS = """
 from torch import nn
@@ -133,3 +134,18 @@ def test_a_file_that_is_no_python_has_no_lines(tmp_path: Path) -> None:
     files = (str(tmp_path / "cell.py"), str(tmp_path / "train.py"))
     assert growing_line(Frames(), files[:1], "history") is None
     assert growing_line(Frames(), files, "history") == "train.py:2"
+
+
+def test_the_frames_of_our_command_line_are_not_the_users(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\ndef step():\n    sys.seen.extend(f.f_code.co_name for f in sys.frames())\nstep()\n")
+    seen: list[str] = []
+    sys.seen, sys.frames = seen, Frames().user_frames  # type: ignore[attr-defined]
+    main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    try:
+        assert load_script(str(script), ()).run().exit_code == 0
+    finally:
+        sys.modules["__main__"], sys.argv[:], sys.path[:] = main, argv, path
+        del sys.seen, sys.frames  # type: ignore[attr-defined]
+    assert seen[-2:] == ["step", "<module>"]
+    assert seen.count("<module>") == 1

@@ -15,10 +15,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from watching import facts, net, train, watching
 
+from neuraldbg.capture.torch.evidence import graph_walk
 from neuraldbg.capture.torch.evidence.attention import attentions_of, of_seen
 from neuraldbg.capture.torch.evidence.graph_walk import walk
 from neuraldbg.capture.torch.evidence.leaks import Columns
 from neuraldbg.capture.torch.evidence.loss_terms import activation_of, operands_of, terms_of
+from neuraldbg.capture.torch.evidence.loss_values import FEWER, of_target
 from neuraldbg.capture.torch.evidence.penalties import penalties_of
 from neuraldbg.capture.torch.evidence.positions import pattern_of
 from neuraldbg.capture.torch.evidence.sequences import padding_of, shift_of
@@ -231,3 +233,23 @@ def test_odd_losses_are_taken_as_they_are(loss: Callable[[Tensor], Tensor], tmp_
     with watching(tmp_path):
         loss(model(torch.randn(3, 2))).backward()
     assert [fact["text"] for fact in facts(tmp_path, "note")] == []
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.bool_])
+def test_few_targets_are_described_as_many_are(kind: Any) -> None:
+    few = (np.arange(FEWER // 3) % 7 % 5).astype(kind)
+    many = np.tile(few, 8)
+    assert len(few) <= FEWER < len(many)
+    small, large = of_target(few), of_target(many)
+    assert small.keys() == large.keys()
+    assert all(small[name] == pytest.approx(large[name]) for name in small)
+
+
+def test_where_steps_are_long_a_loss_is_looked_at_when_all_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", 0)
+    looks: list[int] = []
+    with watching(tmp_path, budget=0.01) as capture:
+        walked = graph_walk.walk
+        monkeypatch.setattr(graph_walk, "walk", lambda *a: looks.append(capture.core.recorder.step) or walked(*a))
+        train(net(), 18)
+    assert sorted(set(looks)) == [0, 1, 2, 3, 16]

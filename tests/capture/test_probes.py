@@ -16,6 +16,8 @@ from torch.nn import functional
 from watching import facts, net, watching
 
 from neuraldbg.capture.torch.probes import runner
+from neuraldbg.capture.torch.probes.loss_replay import Tape
+from neuraldbg.capture.torch.probes.sample import Sample, Specimen
 
 Batch = tuple[Tensor, Tensor]
 
@@ -378,3 +380,17 @@ def test_a_large_batch_hides_no_attention_over_it(tmp_path: Path) -> None:
     told = run_of(tmp_path, model, lambda: classes(400), functional.cross_entropy)["cross_sample"]
     assert told["leaks"]
     assert told["layer_class"] in ("MultiheadAttention", "TransformerEncoderLayer")
+
+
+def test_samples_are_spread_evenly_and_few_are_taken_in_vain() -> None:
+    own, taken = Specimen([]), []
+    for step in range(18):
+        if own.wants:
+            taken.append(step)
+            own.offer(Sample(Tape(), step, 0, 1))
+        else:
+            own.offered += 1
+        if step == 8:
+            assert [one.step for one in own.samples] == [0, 2, 4, 6, 8]
+    assert [one.step for one in own.samples] == [0, 4, 8, 12, 16]
+    assert taken == [0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 16]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from watching import net, watching
 
-from neuraldbg.capture.torch.evidence import graph_walk
+from neuraldbg.capture.torch.evidence import graph_walk, graphs_lost, graphs_reach
 from neuraldbg.capture.torch.evidence.graph_walk import Walk, shared_walk, walk
 
 
@@ -77,3 +77,40 @@ def test_the_graph_of_a_watched_training_is_walked_once_and_let_go(
             optimizer.step()
     assert len(made) == 2
     assert held == [None, None]
+
+
+def branched() -> tuple[list[nn.Linear], Tensor]:
+    """Two heads on one layer that is used twice, below what an earlier backward went through."""
+    first, one, other = (nn.Linear(2, 2) for _ in range(3))
+    shared = first(first(torch.ones(1, 2)))
+    shared.sum().backward(retain_graph=True)
+    return [first, one, other], one(shared).sum() + other(shared.relu()).square().sum()
+
+
+def test_a_shared_walk_reaches_what_a_walk_of_its_own_does() -> None:
+    layers, loss = branched()
+    root: Any = loss.grad_fn
+    graphs_reach.walk(root.next_functions[0][0], (1, 0), 100)
+    root.next_functions[0][0].metadata[graphs_reach.PASS] = 7
+    graph = walk(loss, 100)
+    shared = graphs_reach.reach_of(graph, (2, 0))
+    for visit in graph.visits:  # as if nobody had been there
+        if visit.marks[graphs_reach.MARK] == (2, 0):
+            del visit.marks[graphs_reach.MARK]
+    graphs_reach.walk(root.next_functions[0][0], (1, 0), 100)
+    own = graphs_reach.walk(root, (2, 0), 100)
+    assert (shared.nodes, shared.old, shared.oldest, shared.passes) == (own.nodes, own.old, own.oldest, own.passes)
+    assert shared.old > 0
+    assert shared.leaves == own.leaves
+    assert {id(one) for layer in layers for one in layer.parameters()} == set(shared.leaves)
+
+
+def test_a_shared_walk_tells_of_foreign_leaves_and_of_earlier_losses() -> None:
+    layers, loss = branched()
+    root: Any = loss.grad_fn
+    known = {id(one) for layer in layers for one in layer.parameters()}
+    for among in (known, set(list(known)[1:])):
+        assert graphs_lost._seen_below(walk(loss, 100), among) == graphs_lost._look_below(root, among)
+    root.next_functions[1][0].metadata[graphs_lost._ROOT] = True
+    assert graphs_lost._seen_below(walk(loss, 100), known)[0]
+    assert graphs_lost._look_below(root, known)[0]

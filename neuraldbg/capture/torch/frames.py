@@ -13,6 +13,7 @@ from typing import Any
 from neuraldbg.capture.guard import attempt
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_RUNNER = _OURS + "script.py"  # runs the script: below it lie the frames of our command line
 _UNSHARED = 3  # references to a frame's copy of its variables: the frame, a variable of ours, the argument
 HOLDS_NOTHING = frozenset(
     (str, bytes, int, float, bool, type(None), ModuleType, FunctionType, BuiltinFunctionType, type)
@@ -62,8 +63,9 @@ class Frames:
         return None
 
     def user_frames(self, depth: int = 1) -> Iterator[FrameType]:
+        """The user's, innermost first, down to where the script was begun."""
         frame: FrameType | None = sys._getframe(depth)
-        while frame is not None:
+        while frame is not None and frame.f_code.co_filename != _RUNNER:
             if self.is_user(frame.f_code):
                 yield frame
             frame = frame.f_back

@@ -17,6 +17,7 @@ from neuraldbg.records import Kind, Phase
 from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 UNTIMED = True  # in place of a mark: the device has a clock, and it is not read
 Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
 
@@ -28,6 +29,9 @@ class LayerWatch:
         self._hook = hook
         self.last_backward: list[Arrival | None] = [None]
         self._gradient_arrived = core.guard.shield("gradients")(self._gradient)
+        self._only: dict[Callable[..., None], Callable[[type], bool]] = {}
+        self._told_of: dict[type, list[Callable[..., None]]] = {}  # kind of layer -> who of `_told` is told of it
+        self._told: tuple[list[Callable[..., None]], int] = ([], 0)
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
 
     def seen(self, module: nn.Module, one: Pass, times: Times, values: Any, depth: int) -> None:
@@ -72,13 +76,25 @@ class LayerWatch:
     def _notice(self, module: nn.Module, one: Pass, values: Any) -> None:
         if self.core.recorder.step <= 20:
             self.fired.add(id(module))
-        if one.grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if one.grad and _default_hooks(True) is not None:
             self.mark_packed(list(tensors(values[2])))
 
+    def tell_only(self, notice: Callable[..., None], concerns: Callable[[type], bool]) -> None:
+        """This one who takes part in `layer_run` is told of layers of such classes and of no others."""
+        self._only[notice] = concerns
+
     def _tell(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
-        for observe in self.core.on_look:
+        core, kind = self.core, type(module)
+        for observe in core.on_look:
             observe(layer, one, values)
-        self.core.tell(self.core.moments.layer_run, module, layer, one, values)
+        every = core.moments.layer_run
+        if every is not self._told[0] or len(every) != self._told[1]:
+            self._told, self._told_of = (every, len(every)), {}
+        told = self._told_of.get(kind)
+        if told is None:
+            concerned = [(notice, self._only.get(notice)) for notice in every]
+            told = self._told_of[kind] = [notice for notice, its in concerned if its is None or its(kind)]
+        core.tell(told, module, layer, one, values)
 
     def set_aside(self, took_ns: int) -> None:
         """Spent by us since the last gradient arrived: no layer's. Where several threads train it may be another's."""

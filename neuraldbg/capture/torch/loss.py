@@ -96,11 +96,11 @@ class LossAnatomy:
 
 def bare(node: Any) -> str:
     """`NllLossBackward0` -> `NllLossBackward`."""
-    return _without_number(node.name())
+    return without_number(node.name())
 
 
 @lru_cache(maxsize=1024)
-def _without_number(name: str) -> str:
+def without_number(name: str) -> str:
     return name.rstrip("0123456789").rsplit("::", 1)[-1]
 
 

@@ -11,6 +11,7 @@ from neuraldbg.capture.torch.probes.graph_nodes import Unknown, bare_name, saved
 
 MOST_WINDOWS = 12  # that are written down
 MOST_BACKWARDS = 64  # of one window
+FEW = 1024  # labels
 _REDUCTIONS = ("none", "mean", "sum")
 _LOSSES = {"NllLoss", "NllLoss2D", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy",
            "BinaryCrossEntropyWithLogits", "KlDiv"}  # fmt: skip
@@ -80,7 +81,14 @@ def _function(node: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": name, "reduction": _REDUCTIONS[saved(node, "reduction")]}
     target = saved(node, "target")
     if name.startswith("Nll") and isinstance(target, Tensor) and not target.is_cuda:
-        found["valid"] = int((target != saved(node, "ignore_index")).sum())
+        found["valid"] = _counted(target, saved(node, "ignore_index"))
     elif isinstance(target, Tensor):
         found["valid"] = int(target.shape[0]) if target.dim() else 1
     return found
+
+
+def _counted(target: Tensor, ignored: int) -> int:
+    """How many labels are not left out. Of few of them Python is quicker."""
+    if target.numel() <= FEW:
+        return target.numel() - int(target.flatten().tolist().count(ignored))
+    return int((target != ignored).sum())

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from neuraldbg.capture.kernels import host
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
 from neuraldbg.capture.torch.passes import Pass, WeakValue, given_tensors, leaves, tensors
+from neuraldbg.capture.torch.pieces import copy_of
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 
 LOOKS = 3  # at each first layer
 MOST_LAYERS = 16
 MOST_ELEMENTS = 2**18
+KEPT_BYTES = 2**17  # of the data of a later look, which is judged when the script is over
 MEASURED = frozenset((torch.float16, torch.float32, torch.float64))
 PEAK_ELEMENTS = 2**16  # of an input that is looked through on every step; of larger ones so many, evenly spread
 SERIES = 4  # models
@@ -40,8 +42,11 @@ class Inputs:
         self._large: list[tuple[weakref.ref[Tensor], str]] = []  # inputs of this step of which only a part was read
         self._read_at = self._last_pass = -1  # the step and the pass whose inputs were looked at last
         self._passes, self._backward = capture.passes, capture.backward
+        self._later: list[tuple[dict[str, Any], Tensor, int]] = []  # later looks at first layers
         if self.core.budget.share != 0.0:
+            self.core.take_part("ending", "inputs", self._ending)
             self.core.take_part("layer_run", "inputs", self._layer_run)
+            capture.passes.layers.tell_only(self._layer_run, lambda kind: issubclass(kind, FIRST))
             self.core.take_part("pass_begun", "inputs", self._pass_begun)
             self.core.take_part("backward_begun", "inputs", self._backward_begun, rarely=True)  # and of odd losses
 
@@ -119,8 +124,11 @@ class Inputs:
 
     def _layer_run(self, module: Any, layer: Layer, one: Pass, values: Any) -> None:
         """Of several layers that take the same data each has a fact of its own."""
-        if not one.grad or not isinstance(module, FIRST):
+        if not one.grad:
             return
+        first = values[0][0] if values[0] else None
+        if isinstance(first, Tensor) and first.requires_grad and first.dim() > 1 and first.is_floating_point():
+            return  # of most layers
         looks = self._looks.get(layer.site, 0)
         if looks >= LOOKS or (looks == 0 and len(self._looks) >= MOST_LAYERS):
             return
@@ -133,19 +141,26 @@ class Inputs:
         if array is None or array.dtype.kind != "f" or array.size < 2 or output is None:
             return
         self._looks[layer.site] = looks + 1
-        features = _features(array, 1 if isinstance(module, CONV) else array.ndim - 1)
-        if len(features) < 2 or not np.isfinite(features).all():
-            return
-        kind = type(module).__name__
-        self.core.recorder.fact(
-            "entry_layer",
-            site=layer.site,
-            layer=kind,
-            normalises="Norm" in kind,
-            look=looks + 1,
-            out_rms=_rms(output),
-            **_scales(features),
-        )
+        axis = 1 if isinstance(module, CONV) else array.ndim - 1
+        about = {"site": layer.site, "layer": type(module).__name__, "look": looks + 1, "out_rms": _rms(output)}
+        if looks and array.nbytes <= KEPT_BYTES:
+            with torch.no_grad():
+                self._later.append((about, copy_of(tensor), axis))  # asked for only where the first one shows nothing
+        else:
+            self._write_layer(about, array, axis)
+
+    def _write_layer(self, about: dict[str, Any], array: Array, axis: int) -> None:
+        features = _features(array, axis)
+        if len(features) >= 2 and np.isfinite(features).all():
+            normalises = "Norm" in about["layer"]
+            self.core.recorder.fact("entry_layer", **about, normalises=normalises, **_scales(features))
+
+    def _ending(self) -> None:
+        for about, tensor, axis in self._later:
+            array = as_array(tensor)
+            if array is not None:
+                self._write_layer(about, array, axis)
+        self._later.clear()
 
 
 def _features(array: Array, axis: int) -> Array:

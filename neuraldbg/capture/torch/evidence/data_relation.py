@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuraldbg.capture.torch.core import Core
-from neuraldbg.capture.torch.evidence.rows import Array, as_array, keys_of
+from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array
 
+TOGETHER = 512  # rows that are looked through at once: batch by batch it takes five times as long
 MOST_ROWS = 1600
 FEWEST_ROWS = 96
 FEATURES = 128
@@ -28,12 +29,13 @@ Floats = NDArray[np.float64]
 class Pairs:
     """Different samples of training batches with their labels, copied."""
 
+    waiting: list[tuple[Array, Keys, Array]] = field(default_factory=list)  # batches as they came
+    waiting_rows: int = 0
     inputs: list[Array] = field(default_factory=list)
     labels: list[Array] = field(default_factory=list)
     keys: set[int] = field(default_factory=set)
     calls: int = 0
     constant: int = 0  # batches of one label
-    unfit: bool = False
     kind: str = ""
     width: int | None = None
     ids: bool = False  # whole numbers as inputs
@@ -55,41 +57,49 @@ class Relation:
         pairs = self._pairs
         return pairs is None or len(pairs.keys) >= MOST_ROWS or pairs.calls >= MOST_CALLS
 
-    def add(self, kind: str, inputs: Tensor | None, target: Tensor) -> None:
+    def add(self, kind: str, inputs: tuple[Tensor, Keys] | None, target: Tensor) -> None:
+        """`inputs`: with a key for each of its rows."""
         pairs = self._pairs
         if pairs is None or self.over:
             return
         pairs.calls += 1
-        if inputs is None or self._last == (id(inputs), self.core.backwards):
+        if inputs is None or self._last == (id(inputs[0]), self.core.backwards):
             self._pairs = None  # two passes or two losses: which label belongs to which input is not known
             return
-        self._last = (id(inputs), self.core.backwards)
-        x, y = as_array(inputs), as_array(target)
-        if x is not None and y is not None and _paired(pairs, kind, x, y):
-            self._take(pairs, kind, x, y.reshape(-1))
-        else:
-            pairs.unfit = True
-        if pairs.unfit:
+        self._last = (id(inputs[0]), self.core.backwards)
+        x, y = as_array(inputs[0]), as_array(target)
+        if x is None or y is None or not _paired(pairs, kind, x, y):
             self._pairs = None
-
-    def _take(self, pairs: Pairs, kind: str, x: Array, y: Array) -> None:
+            return
         pairs.kind, pairs.width, pairs.ids = kind, x.size // len(x), x.dtype.kind != "f"
-        labels = np.unique(y)
-        if kind in CLASSIFYING and len(labels) == len(y) >= 4:
-            pairs.unfit = True  # each sample is a class of its own: a contrast within the batch
-            return
-        pairs.constant += len(labels) == 1
         rows = _as_features(x)
-        keys = keys_of(x)
-        if rows is None or keys is None:
-            pairs.unfit = True
+        if rows is None:
+            self._pairs = None
             return
-        new = [at for at, key in enumerate(keys.tolist()) if key not in pairs.keys]
-        pairs.keys.update(keys.tolist())
-        pairs.inputs.append(rows[new])
-        pairs.labels.append(y[new].astype(np.float64))
+        pairs.waiting.append((rows, inputs[1], y.reshape(-1).astype(np.float64)))
+        pairs.waiting_rows += len(rows)
+        if pairs.waiting_rows >= TOGETHER:
+            self._settle(pairs)
+
+    def _settle(self, pairs: Pairs) -> None:
+        waiting, pairs.waiting, pairs.waiting_rows = pairs.waiting, [], 0
+        for rows, keys, labels in waiting:
+            different = len(np.unique(labels))
+            each_its_own = pairs.kind in CLASSIFYING and different == len(labels) >= 4  # a contrast within the batch
+            if each_its_own or not np.isfinite(rows).all():
+                self._pairs = None
+                return
+            pairs.constant += different == 1
+            known = keys.tolist()
+            new = [at for at, key in enumerate(known) if key not in pairs.keys]
+            pairs.keys.update(known)
+            if new:
+                pairs.inputs.append(rows[new])
+                pairs.labels.append(labels[new])
 
     def _finish(self) -> None:
+        if self._pairs is not None:
+            self._settle(self._pairs)
         pairs, self._pairs = self._pairs, None
         if pairs is None or len(pairs.keys) < FEWEST_ROWS or pairs.constant > 0.5 * pairs.calls:
             return
@@ -113,7 +123,7 @@ def _as_features(array: Array) -> Array | None:
     if array.dtype.kind == "f":
         step = -(-rows.shape[1] // FEATURES)
         found: Array = rows[:, ::step].astype(np.float32)
-        return found if np.isfinite(found).all() else None
+        return found
     if array.dtype.kind not in "iu":
         return None
     counts = np.zeros((len(rows), FEATURES), np.float32)

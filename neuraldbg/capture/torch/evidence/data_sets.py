@@ -38,6 +38,7 @@ MOST_PASSES = 4096  # whose rows are remembered
 NOW_AND_THEN = 16  # later ones: one in so many
 TOGETHER = 16  # batches of quiet steps whose rows are looked up at once
 KNOWN_ROWS = 1024  # of those trained on that another candidate must hold as well
+FEW = 256  # rows of a variable
 TRIES = 4  # losses whose targets are looked for among the variables
 EVAL_ROWS = 16  # of an evaluation batch that are compared with the training rows
 
@@ -78,7 +79,7 @@ class Found:
 
     def places(self, keys: Keys) -> NDArray[np.int64] | None:
         """Where the rows lie in the set; None when one of them is not in it."""
-        at = np.searchsorted(self.keys, keys).clip(max=self.rows - 1)
+        at = self.keys.searchsorted(keys).clip(max=self.rows - 1)
         return self.order[at] if bool((self.keys[at] == keys).all()) else None
 
 
@@ -100,6 +101,7 @@ class DataSets:
         self._room = ROW_BYTES
         self._again = 2  # searches for another set when rows turn up that are not in the one found
         self._last: Callable[[], Tensor | None] = _nothing
+        self._last_keys: Keys | None = None
         self._backwards = -1  # before the last training pass
         self._over = False  # no more rows are remembered
         self._alone = False  # the last training pass is the only one of its backward, with one tensor as input
@@ -138,15 +140,17 @@ class DataSets:
         if self.found is not None and (following or searching or self._passes % NOW_AND_THEN == 0):
             self._unfollowed.append((keys, kept))
         self._look_up(one, tensor)
-        self._last = weakref.ref(tensor)
+        self._last, self._last_keys = weakref.ref(tensor), keys
         self._alone = self._alone and (len(one.entered) == 1 or sum([t.dim() > 0 for t in one.entered]) == 1)
 
     def _look_up(self, one: Pass, tensor: Tensor) -> None:
-        """Rows that wait for it: at once in full steps and while targets are looked for, else several batches
-        together."""
+        """Rows that wait for it: at once in steps that are looked at and while targets are looked for, else several
+        batches together."""
         found, waiting = self.found, len(self._unfollowed)
-        if found is not None and waiting and (one.sampled or not found.settled or waiting >= TOGETHER):
-            self._follow_all(found, one.step, tensor)
+        if found is not None and waiting:
+            looked_for = not found.settled and found.foreign < TRIES  # of a set with other rows now and then
+            if one.looked or looked_for or waiting >= TOGETHER:
+                self._follow_all(found, one.step, tensor)
         if len(self._pending) >= TOGETHER and self._pending[0][0].step < one.step:
             self._settle()
 
@@ -240,9 +244,11 @@ class DataSets:
             found.same_object += kept
         return places is not None
 
-    def last_input(self) -> Tensor | None:
-        """Of the training pass under way: the one a loss is computed from. None where it could be another one."""
-        return self._last() if self._alone else None
+    def last_input(self) -> tuple[Tensor, Keys] | None:
+        """Of the training pass under way: the one a loss is computed from, with a key for each row. None where it could
+        be another one."""
+        last, keys = self._last() if self._alone else None, self._last_keys
+        return None if last is None or keys is None else (last, keys)
 
     # -- targets -------------------------------------------------------------------------------------------------------
 
@@ -335,7 +341,9 @@ def _first_batch(entered: Sequence[Tensor]) -> Tensor | None:
 
 
 def _all_among(keys: Keys, own: Keys) -> bool:
-    """Of most variables with rows of this length (weights) already the first is not."""
+    """Of most variables with rows of this length (weights) already the first is not. Of few rows Python is quicker."""
+    if len(own) <= FEW:
+        return set(own.tolist()).issuperset(keys.tolist())
     return not (len(keys) and not (own == keys[0]).any()) and bool(np.isin(keys, own).all())
 
 

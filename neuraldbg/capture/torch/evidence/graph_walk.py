@@ -6,11 +6,13 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.loss import RESHAPING, bare
+from neuraldbg.capture.torch.loss import RESHAPING, without_number
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.core import Core
@@ -19,6 +21,7 @@ WRAPPED = 2**63  # torch hands out a negative dim or index as an unsigned number
 SMALL = 65_536  # elements of a factor that are looked at
 SHAPES = frozenset(name.removesuffix("Backward") for name in RESHAPING)
 _SAME = SHAPES | {"Stack", "Cat", "MaskedFill", "Sum"}
+LEAF: Any = vars(torch._C._functions)["AccumulateGrad"]  # torch's stubs leave it out
 # monotone: the sign survives them, the factor does not
 _RISING = ("Sqrt", "Log1P", "Log1p", "Log", "Exp", "ClampMin", "Minimum", "Maximum")
 
@@ -34,7 +37,9 @@ class Visit:
     output: int  # which of its outputs that was
     sign: float | None  # of its share in the loss: 1, -1; None past anything that may turn it
     factor: float | None  # what the loss multiplies it by; None past anything that is not linear
-    inside: tuple[int, ...] = ()  # sites of the modules it ran in, outermost first
+    inside: tuple[int, ...]  # sites of the modules it ran in, outermost first
+    marks: dict[Any, Any]  # what watchers noted at the node
+    edges: tuple[tuple[Any, int], ...]  # what made its operands: torch makes them anew whenever it is asked
 
     @property
     def layer(self) -> int | None:
@@ -55,21 +60,23 @@ class Visit:
 class Walk:
     root: Any = None
     whole: bool = True  # nothing was left out for want of room
+    packed: bool = False  # something was left out because its tensors are packed
     visits: list[Visit] = field(default_factory=list)
     of: dict[Any, Visit] = field(default_factory=dict)
     passes: set[int] = field(default_factory=set)
+    leaves: list[tuple[Any, Visit]] = field(default_factory=list)  # each time that an operation takes one
 
     def named(self, *names: str) -> list[Visit]:
         return [visit for visit in self.visits if visit.name in names]
 
     def below(self, visit: Visit, slot: int = 0) -> Visit | None:
         """What made one operand; None where it needs no gradient."""
-        children = visit.node.next_functions
-        return self.of.get(children[slot][0]) if slot < len(children) and children[slot][0] is not None else None
+        edges = visit.edges
+        return self.of.get(edges[slot][0]) if slot < len(edges) and edges[slot][0] is not None else None
 
     def operand(self, visit: Visit) -> Visit | None:
         """What made the first operand that needs a gradient."""
-        for child, _ in visit.node.next_functions:
+        for child, _ in visit.edges:
             if child is not None and (one := self.of.get(child)) is not None:
                 return one
         return None
@@ -86,11 +93,17 @@ class Walk:
 def shared_walk(core: Core, loss: Tensor, limit: int) -> Walk:
     """As `walk`; the one that another watcher of this backward made, if it is the same. Only for those who are told
     that one begins: it is let go of before the backward runs."""
-    known: Walk | None = core.graph
-    if known is not None and known.root is loss.grad_fn and known.whole and len(known.visits) <= limit:
+    known = known_walk(core, loss)
+    if known is not None and len(known.visits) <= limit:
         return known
     made = core.graph = walk(loss, limit)
     return made
+
+
+def known_walk(core: Core, loss: Tensor) -> Walk | None:
+    """Of all of the graph but what is packed, if another watcher of this backward made one."""
+    known: Walk | None = core.graph
+    return known if known is not None and known.root is loss.grad_fn and known.whole else None
 
 
 def walk(loss: Tensor, limit: int) -> Walk:
@@ -100,37 +113,44 @@ def walk(loss: Tensor, limit: int) -> Walk:
     if result.root is None:
         return result
     of, visits = result.of, result.visits
-    first = _visit(result.root, None, 0, 0)
-    of[result.root] = first[0]
+    first = of[result.root] = _visit(result.root, None, 0, 0)
     waiting = deque([first])
     while waiting and len(visits) < limit:
-        one, marks = waiting.popleft()
-        if "neuraldbg_packed" in marks:
+        one = waiting.popleft()
+        if "neuraldbg_packed" in one.marks:
+            result.packed = True
             continue  # to look at what it saved would run a checkpointed forward again
         visits.append(one)
-        mark = marks.get("neuraldbg_pass")
+        mark = one.marks.get("neuraldbg_pass")
         if mark is not None:
             result.passes.add(mark)
-        for slot, (child, output) in enumerate(one.node.next_functions):
-            if child is not None and type(child).__name__ != "AccumulateGrad" and child not in of:
-                below = _visit(child, one, slot, output)
-                of[child] = below[0]
+        for slot, (child, output) in enumerate(one.edges):
+            if type(child) is LEAF:
+                result.leaves.append((child, one))
+            elif child is not None and child not in of:
+                below = of[child] = _visit(child, one, slot, output)
                 waiting.append(below)
     result.whole = not waiting
     return result
 
 
-def _visit(node: Any, above: Visit | None, slot: int, output: int) -> tuple[Visit, dict[str, Any]]:
-    """And the marks of the node, which torch is asked for once."""
-    name = bare(node).removesuffix("Backward")
+@lru_cache(maxsize=1024)
+def _operation(name: str) -> str:
+    return without_number(name).removesuffix("Backward")
+
+
+def _visit(node: Any, above: Visit | None, slot: int, output: int) -> Visit:
     sign, factor = (1.0, 1.0) if above is None else (None, None) if above.sign is None else _passed_on(above, slot)
     inside = () if above is None else above.inside
     marks = node.metadata
-    if "neuraldbg_in" in marks or "neuraldbg_out" in marks:
-        entered, left = marks.get("neuraldbg_out", ()), marks.get("neuraldbg_in", ())
-        still = tuple([site for site in inside if site not in left])
-        inside = still + tuple([site for site in reversed(entered) if site not in still])
-    return Visit(node, name, above, slot, output, sign, factor, inside), marks
+    if marks:
+        left, entered = marks.get("neuraldbg_in"), marks.get("neuraldbg_out")
+        if left and inside:
+            inside = tuple([site for site in inside if site not in left])
+        for site in reversed(entered or ()):
+            inside = inside if site in inside else (*inside, site)
+    name = _operation(node.name())
+    return Visit(node, name, above, slot, output, sign, factor, inside, marks, node.next_functions)
 
 
 def _passed_on(above: Visit, slot: int) -> tuple[float | None, float | None]:

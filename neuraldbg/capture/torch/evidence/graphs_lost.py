@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.kernels.host import measured_each
+from neuraldbg.capture.torch.evidence.graph_walk import LEAF, Walk, known_walk
 from neuraldbg.capture.torch.evidence.graphs_flow import has_values
 from neuraldbg.capture.torch.evidence.graphs_probes import Probes, spread
 from neuraldbg.capture.torch.stats import plain
@@ -86,7 +89,9 @@ class LostGradients:
         known = {id(parameter) for optimizer, _ in every for parameter in owned(optimizer)}
         self._source = source
         root: Any = loss.grad_fn
-        again, self._plain = _look_below(root, known)
+        graph = known_walk(self.core, loss)
+        seen = None if graph is None or graph.packed or len(graph.visits) > NODES else _seen_below(graph, known)
+        again, self._plain = _look_below(root, known) if seen is None else seen
         for optimizer, one in every:
             now = self._norms(optimizer)
             cleared = one.usable and any(one.norms) and now is not None and not any(now)
@@ -124,7 +129,9 @@ class LostGradients:
         gradients = [parameter.grad for parameter in self._probes.of(optimizer)]
         if not gradients or any(g is not None and (g.is_cuda or not has_values(g)) for g in gradients):
             return None
-        return tuple(0.0 if g is None else float(torch.linalg.vector_norm(plain(g, widen=False))) for g in gradients)
+        there = [gradient for gradient in gradients if gradient is not None]
+        sizes = iter(map(_norm, there, measured_each(there)))
+        return tuple([0.0 if gradient is None else next(sizes) for gradient in gradients])
 
     def _forget(self) -> None:
         for one in self._waiting.values():
@@ -144,6 +151,13 @@ class LostGradients:
             self.core.recorder.fact("gradients_lost", cleared_id=cleared, applied_id=applied, **fields)
 
 
+def _seen_below(graph: Walk, known: set[int]) -> tuple[bool, bool]:
+    """The same of a graph that another watcher walked."""
+    again = [visit for visit in graph.visits[1:] if _ROOT in visit.marks]
+    strange = [leaf for leaf, _ in graph.leaves if id(leaf.variable) not in known]
+    return bool(again), not strange
+
+
 def _look_below(root: Any, known: set[int]) -> tuple[bool, bool]:
     """Whether the loss of an earlier backward is part of this one, and whether all its leaves are weights of
     optimizers."""
@@ -153,13 +167,20 @@ def _look_below(root: Any, known: set[int]) -> tuple[bool, bool]:
             if child is None or child in seen:
                 continue
             seen.add(child)
-            if type(child).__name__ == "AccumulateGrad":
+            if type(child) is LEAF:
                 plain_leaves = plain_leaves and id(child.variable) in known
             elif _ROOT in child.metadata:
                 return True, plain_leaves
             else:
                 waiting.append(child)
     return False, plain_leaves and not waiting
+
+
+def _norm(gradient: Tensor, row: Any) -> float:
+    """`row`: its statistics, where the kernel can read it."""
+    if row is None:
+        return float(torch.linalg.vector_norm(plain(gradient, widen=False)))
+    return float(row[5]) if row[7] + row[8] == 0 else math.nan
 
 
 def _version(optimizer: Optimizer) -> int:

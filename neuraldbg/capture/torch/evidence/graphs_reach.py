@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.evidence.graph_walk import LEAF, Visit, Walk, known_walk
 from neuraldbg.capture.torch.evidence.graphs_targets import target_side
 from neuraldbg.capture.torch.passes import Pass, tensors
 from neuraldbg.capture.torch.sweep import owned
@@ -67,7 +68,9 @@ class GraphReach:
         if loss is None or loss.grad_fn is None or not self.core.looking:
             return
         self._walks += 1
-        reach = walk(loss.grad_fn, (self._number, self.core.recorder.step), self._limit)
+        mark, limit, graph = (self._number, self.core.recorder.step), self._limit, known_walk(self.core, loss)
+        fits = graph is not None and not graph.packed and len(graph.visits) <= limit
+        reach = reach_of(graph, mark) if graph is not None and fits else walk(loss.grad_fn, mark, limit)
         if reach.old:
             self._note_again(reach, source)
         if len(self._written) < MOST_FACTS:
@@ -149,7 +152,7 @@ class GraphReach:
 def walk(root: Any, mark: tuple[int, int], limit: int) -> Reach:
     """Breadth first from the loss; every node is marked with this backward, nothing is held."""
     reach = Reach()
-    seen = {root}
+    seen, leaves = {root}, reach.leaves
     queue: deque[tuple[Any, int, int, bool]] = deque([(root, 0, -1, False)])  # node, depth, old mark above, in a pass
     while queue:
         if reach.nodes >= limit:
@@ -158,24 +161,51 @@ def walk(root: Any, mark: tuple[int, int], limit: int) -> Reach:
         node, depth, above, inside = queue.popleft()
         reach.nodes += 1
         metadata = node.metadata
-        before = metadata.get(MARK)
-        if PASS in metadata:
-            reach.passes.add(metadata[PASS])
-            reach.new_passes += before is None
-        if before is not None and before[0] < mark[0]:
-            reach.old += 1
-            if reach.oldest < 0:
-                reach.through_pass = inside
-            reach.oldest = before[0] if reach.oldest < 0 else min(reach.oldest, before[0])
-            above = max(above, before[0])
+        if metadata:
+            above, inside = _met(reach, metadata, mark[0], (above, inside))
         metadata[MARK] = mark
-        inside = inside or (PASS in metadata and before is None)
+        depth += 1
         for child, _ in node.next_functions:
-            leaf = getattr(child, "variable", None)
-            if isinstance(leaf, Tensor):
-                known = reach.leaves.get(id(leaf), (leaf, depth + 1, above))
-                reach.leaves[id(leaf)] = (leaf, known[1], max(known[2], above))
+            if type(child) is LEAF:
+                _met_leaf(leaves, child.variable, depth, above)
             elif child is not None and child not in seen:
                 seen.add(child)
-                queue.append((child, depth + 1, above, inside))
+                queue.append((child, depth, above, inside))
     return reach
+
+
+def reach_of(graph: Walk, mark: tuple[int, int]) -> Reach:
+    """The same of a graph that another watcher walked to its end."""
+    reach = Reach(len(graph.visits))
+    way: dict[Visit | None, tuple[int, int, bool]] = {None: (-1, -1, False)}
+    for visit in graph.visits:
+        depth, above, inside = way[visit.above]
+        if visit.marks:
+            above, inside = _met(reach, visit.marks, mark[0], (above, inside))
+        visit.marks[MARK] = mark
+        way[visit] = (depth + 1, above, inside)
+    for leaf, visit in graph.leaves:
+        depth, above, _ = way[visit]
+        _met_leaf(reach.leaves, leaf.variable, depth + 1, above)
+    return reach
+
+
+def _met_leaf(leaves: dict[int, tuple[Tensor, int, int]], leaf: Tensor, depth: int, above: int) -> None:
+    known = leaves.get(id(leaf))
+    leaves[id(leaf)] = (leaf, depth, above) if known is None else (leaf, known[1], max(known[2], above))
+
+
+def _met(reach: Reach, metadata: dict[Any, Any], now: int, way: tuple[int, bool]) -> tuple[int, bool]:
+    """What somebody noted at a node, and the way from there: the highest old mark, and whether it is in a pass."""
+    above, inside = way
+    before, own = metadata.get(MARK), metadata.get(PASS)
+    if own is not None:
+        reach.passes.add(own)
+        reach.new_passes += before is None
+    if before is not None and before[0] < now:
+        reach.old += 1
+        if reach.oldest < 0:
+            reach.through_pass = inside
+        reach.oldest = before[0] if reach.oldest < 0 else min(reach.oldest, before[0])
+        above = max(above, before[0])
+    return above, inside or (own is not None and before is None)

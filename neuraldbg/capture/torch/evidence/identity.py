@@ -122,7 +122,9 @@ class Ownership:
     def _classify(self, share: Share, module: nn.Module, parameter: Tensor, owners: dict[int, Optimizer]) -> None:
         size = parameter.numel()
         share.elements += size
-        site = self._site(parameter, module)
+        site = self.core.tree.parameter_site.get(parameter)
+        if site is None:
+            site = self._walked_site(parameter, module)
         if not parameter.requires_grad:
             share.frozen.append(site)
             share.frozen_elements += size
@@ -146,12 +148,11 @@ class Ownership:
                 self._first[parameter] = (parameter._version, _head(parameter))
         return parameter in self._had_gradient
 
-    def _site(self, parameter: Tensor, module: nn.Module) -> int:
+    def _walked_site(self, parameter: Tensor, module: nn.Module) -> int:
+        """Of one that was put into the model after its first pass."""
         tree = self.core.tree
+        tree.walk(tree.top(module))
         site = tree.parameter_site.get(parameter)
-        if site is None:  # put into the model after its first pass
-            tree.walk(tree.top(module))
-            site = tree.parameter_site.get(parameter)
         return -1 if site is None else site
 
     def _moved(self, parameter: Tensor) -> bool:

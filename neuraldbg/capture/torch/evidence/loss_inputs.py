@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.core import ENOUGH_LOOKS, LATER_LOOK
 from neuraldbg.capture.torch.evidence.attention import Attention, attentions_of, of_seen, seen_keys
 from neuraldbg.capture.torch.evidence.broadcasts import broadcast_of
 from neuraldbg.capture.torch.evidence.graph_walk import Walk, shared_walk
@@ -84,6 +86,7 @@ class LossInputs:
         self._lines: dict[int, Line] = {}
         self._outputs: dict[int, Tensor] = {}  # pass id -> small copy of what it put out, until the update
         self._attentions: dict[tuple[Any, ...], Values] = {}
+        self._recurrent: IdentityTable[str] = IdentityTable()
         self.core.on_look.append(self.core.guard.shield("modules of a loss")(self._mark))
         for moment, notice in (
             ("pass_ended", self._pass_ended),
@@ -140,6 +143,10 @@ class LossInputs:
         if not (core.looking and line.looks < _wanted(line)) and core.backwards < line.next_look:
             self._wake()
             return
+        if not core.looking and core.budget.starting and line.looks >= ENOUGH_LOOKS:
+            line.next_look = core.backwards + LATER_LOOK  # steps are long, and one of the first is looked at later
+            self._wake()
+            return
         if core.packed and not core.looking:
             self._wake()
             return  # only full steps know which part of the graph must not be read
@@ -169,14 +176,15 @@ class LossInputs:
         facts = structure_of(term, graph)
         facts["line"] = made_at(term.visit.node, self.core.recorder.frames)
         below = passes_below(term.fed, graph) or sorted(graph.passes)
-        facts["models"] = sorted({records[one].model.site for one in below if one in records})
+        own = [records[one] for one in below if one in records]
+        facts["models"] = sorted({one.model.site for one in own})
         scores, target = self._values(term, graph, below)
         facts["target_shape"] = None if target is None else list(target.shape)
         facts["target_dtype"] = None if target is None else str(target.dtype).removeprefix("torch.")
         sliced = time_slice(term, graph)
         facts["start"] = 0 if sliced is None else sliced[1]
-        inputs = inputs_of([records[one] for one in below if one in records])
-        facts["recurrent"] = recurrence_of([records[one] for one in below if one in records])
+        inputs = inputs_of(own)
+        facts["recurrent"] = recurrence_of(own, self._recurrent)
         operands = operands_of(term, graph)
         pieces = {
             "scores": first_rows(scores, ROWS_OF_SCORES),

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.evidence.graph_walk import Visit, Walk
 from neuraldbg.capture.torch.evidence.leaks import MOST_COLUMNS
 from neuraldbg.capture.torch.evidence.loss_terms import (
@@ -102,11 +103,17 @@ def alike(inputs: list[Tensor], target: Tensor | None) -> Tensor | None:
     return next((one for one in inputs if one.shape == target.shape and one.is_floating_point()), None)
 
 
-def recurrence_of(passes: list[Pass]) -> str | None:
-    """Whether the model is a recurrent one that reads forwards only."""
+def recurrence_of(passes: list[Pass], known: IdentityTable[str]) -> str | None:
+    """Whether the model is a recurrent one that reads forwards only. `known`: of models that were asked before."""
     for one in passes:
         root = one.model.ref()
-        found = [m for m in modules_of(root) if isinstance(m, nn.RNNBase)] if root is not None else []
-        if found:
-            return "both ways" if any(module.bidirectional for module in found) else "forwards"
+        if root is None:
+            continue
+        answer = known.get(root)
+        if answer is None:
+            found = [module for module in modules_of(root) if isinstance(module, nn.RNNBase)]
+            both = any(module.bidirectional for module in found)
+            answer = known[root] = "no" if not found else "both ways" if both else "forwards"
+        if answer != "no":
+            return answer
     return None

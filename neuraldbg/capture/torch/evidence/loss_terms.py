@@ -88,7 +88,7 @@ def _function(visit: Visit, walk: Walk, kind: str) -> LossTerm:
     if kind == "nll" and below is not None and below.name == "LogSoftmax":
         kind, softmax, fed = "cross_entropy", below, walk.operand(below)
     inputs, target = saved(visit.node, "self"), saved(visit.node, "target")
-    two_sided = sum(child is not None for child, _ in visit.node.next_functions) > 1  # predictions apart, on purpose
+    two_sided = sum(child is not None for child, _ in visit.edges) > 1  # predictions apart, on purpose
     return LossTerm(kind, visit, fed, _tensor(inputs), _tensor(target), softmax, None if two_sided else visit.sign)
 
 
@@ -96,13 +96,13 @@ def _difference(visit: Visit, walk: Walk) -> LossTerm | None:
     """`(a - b) ** 2`, `(a - b).abs()`, `(a - b) * (a - b)`, of what a model put out and what needs no gradient."""
     if visit.name == "Pow" and saved(visit.node, "exponent") != 2:
         return None
-    children = visit.node.next_functions
+    children = visit.edges
     if visit.name == "Mul" and (len(children) != 2 or children[0][0] is None or children[0][0] is not children[1][0]):
         return None
     minus = walk.past_shapes(walk.operand(visit))
     if minus is None or minus.name not in ("Sub", "Rsub"):
         return None
-    operands = [child for child, _ in minus.node.next_functions]
+    operands = [child for child, _ in minus.edges]
     if all(child is not None for child in operands) and minus.name == "Sub":
         return None  # two predictions compared: a distance, not a target
     fed = walk.operand(minus)
@@ -131,7 +131,7 @@ def _soft_labels(visit: Visit, walk: Walk) -> LossTerm | None:
     if above is None or above.name != "Mul":
         return None
     target = saved(above.node, "other") if visit.slot == 0 else saved(above.node, "self")
-    other = above.node.next_functions[1 - visit.slot][0] if len(above.node.next_functions) == 2 else None
+    other = above.edges[1 - visit.slot][0] if len(above.edges) == 2 else None
     result = saved(visit.node, "result")
     if other is not None or not isinstance(target, Tensor) or not isinstance(result, Tensor):
         return None
@@ -195,13 +195,13 @@ def _squashed(visit: Visit | None, walk: Walk, room: int = 8) -> tuple[Visit, st
     if visit.name in _CHOSEN:
         found = _squashed(walk.operand(visit), walk, room - 1)
         return found if found is not None and found[1] in ("Sigmoid", "Softmax") else None
-    constant = visit.name in ("Add", "Sub") and sum(child is not None for child, _ in visit.node.next_functions) == 1
+    constant = visit.name in ("Add", "Sub") and sum(child is not None for child, _ in visit.edges) == 1
     return _squashed(below, walk, room - 1) if visit.name in _THROUGH or constant else None
 
 
 def _of_every_branch(visit: Visit, walk: Walk, room: int) -> tuple[Visit, str] | None:
     """Heads that were joined: the operation at the end of each, where all of them end in the same."""
-    branches = [walk.of.get(child) for child, _ in visit.node.next_functions if child is not None]
+    branches = [walk.of.get(child) for child, _ in visit.edges if child is not None]
     found = [_squashed(branch, walk, room) for branch in branches[:MOST_BRANCHES]]
     if not found or any(one is None or found[0] is None or one[1] != found[0][1] for one in found):
         return None
@@ -246,7 +246,7 @@ def passes_below(visit: Visit | None, walk: Walk, limit: int = 64) -> list[int]:
         if mark is not None:
             found.append(int(mark))
             continue
-        for child, _ in one.node.next_functions:
+        for child, _ in one.edges:
             below = walk.of.get(child) if child is not None else None
             if below is not None and child not in seen:
                 seen.add(child)
@@ -287,7 +287,7 @@ def operands_of(term: LossTerm, walk: Walk) -> Operands | None:
 
 def _subtracted(term: LossTerm, minus: Visit, walk: Walk) -> Operands | None:
     result = minus.shape
-    entry = next(((child, out) for child, out in minus.node.next_functions if child is not None), None)
+    entry = next(((child, out) for child, out in minus.edges if child is not None), None)
     if entry is None or result is None:
         return None
     below = walk.of.get(entry[0])

@@ -15,6 +15,7 @@ from torch import Tensor
 Array = NDArray[Any]
 Values = dict[str, Any]
 MOST_LABELS = 64  # different labels that are counted one by one
+FEWER = 256
 FEW = 2048  # of which NumPy takes longer than Python
 ROWS_OF_SCORES = 32_768  # elements of the predictions that are looked at
 TARGETS = 32_768
@@ -47,6 +48,8 @@ def class_rows(scores: Array, labels: Array | None = None) -> tuple[Array, Array
 
 def of_target(target: Array) -> Values:
     """Statistics of a target, whatever its sort."""
+    if target.dtype.kind in "iub" and 0 < target.size <= FEWER:
+        return _of_few(target.reshape(-1).tolist())
     numbers = target.astype(np.float64)
     whole = target.dtype.kind in "iub"
     finite = numbers.reshape(-1) if whole else numbers[np.isfinite(numbers)]
@@ -69,6 +72,21 @@ def of_target(target: Array) -> Values:
         facts["target_rows_sum_to_one"] = float((np.abs(sums - 1) < 1e-3).mean())
         facts["target_binary"] = bool(np.isin(numbers, (0.0, 1.0)).all())
     return facts
+
+
+def _of_few(numbers: list[int]) -> Values:
+    """The same of few whole numbers, for which NumPy's code has to be fetched into the processor's cache."""
+    ordered, count = sorted(numbers), len(numbers)
+    middle, mean = count // 2, sum(numbers) / count
+    return {
+        "target_min": float(ordered[0]),
+        "target_max": float(ordered[-1]),
+        "target_mean": mean,
+        "target_std": math.sqrt(sum([(number - mean) ** 2 for number in numbers]) / count),
+        "target_integer": True,
+        "target_distinct": min(len(set(numbers)), MOST_LABELS + 1),
+        "target_median": float(ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2),
+    }
 
 
 def is_input(given: Array, target: Array) -> bool:
@@ -135,12 +153,13 @@ def of_scores(scores: Array, labels: Array | None, ignore: int | None) -> Values
     if rows.shape[0] == 0:
         return {}
     top = rows.max(1, keepdims=True)
-    total = (top + np.log(np.exp(rows - top).sum(1, keepdims=True)))[:, 0]
-    chosen = np.bincount(rows.argmax(1))
+    shares = np.exp(rows - top)
+    sums, best = shares.sum(1, keepdims=True), rows.argmax(1)
+    chosen = np.bincount(best)
     facts: Values = {
         "classes": int(rows.shape[1]),
         "rows": int(rows.shape[0]),
-        "log_normalised": _share(np.abs(total) < 0.02),
+        "log_normalised": _share(np.abs((top + np.log(sums))[:, 0]) < 0.02),
         "positive_scores": _share(rows > 1e-6),
         "probability_rows": _share((rows >= 0).all(1) & (np.abs(rows.sum(1) - 1) < 1e-3)),
         "prediction": int(chosen.argmax()),
@@ -153,10 +172,12 @@ def of_scores(scores: Array, labels: Array | None, ignore: int | None) -> Values
         if ignore is not None:
             facts["ignored_share"] = _share(flat == ignore)
             counted &= flat != ignore
+        if rows.shape[1] <= MOST_CONFUSED:
+            shares /= sums
         if counted.all():
-            facts |= _of_labels(rows, flat)
+            facts |= _of_labels(rows, flat, best, shares)
         elif counted.any():
-            facts |= _of_labels(rows[counted], flat[counted])
+            facts |= _of_labels(*[one[counted] for one in (rows, flat, best, shares)])
     return facts
 
 
@@ -165,12 +186,13 @@ def _share(flags: Array) -> float:
     return float(np.count_nonzero(flags) / flags.size)
 
 
-def _of_labels(rows: Array, labels: Array) -> Values:
+def _of_labels(rows: Array, labels: Array, best: Array, shares: Array) -> Values:
+    """`best` = the class predicted, `shares` = the probabilities, of each row."""
     own = -rows[np.arange(len(rows)), labels]
     counts = np.bincount(labels.astype(np.int64, copy=False), minlength=rows.shape[1])
     major = int(counts.argmax())
     rest = labels != major
-    right = rows.argmax(1) == labels
+    right = best == labels
     others = int(np.count_nonzero(rest))
     facts: Values = {
         "label_share": float(counts.max() / len(labels)),
@@ -181,8 +203,6 @@ def _of_labels(rows: Array, labels: Array) -> Values:
         "rest": [others, int(np.count_nonzero(right & rest))],
     }
     if rows.shape[1] <= MOST_CONFUSED:
-        shares = np.exp(rows - rows.max(1, keepdims=True))
-        shares /= np.maximum(shares.sum(1, keepdims=True), 1e-12)
         together = np.zeros((rows.shape[1], rows.shape[1]))
         np.add.at(together, labels, shares)
         facts["shares"] = together

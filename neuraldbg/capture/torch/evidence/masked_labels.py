@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from neuraldbg.capture.torch.evidence.graph_walk import LEAF, Walk, known_walk
 from neuraldbg.capture.torch.origin.graph import saved
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_FACTS = 20
 NODES = 600
+FEW = 1024
 
 
 class MaskedLabels:
@@ -35,7 +37,8 @@ class MaskedLabels:
             return
         if loss is None or loss.device.type != "cpu" or loss.grad_fn is None:
             return
-        for node in _over_labels(loss.grad_fn):
+        graph = known_walk(self.core, loss)
+        for node in _over_labels(loss.grad_fn) if graph is None else _met(graph):
             self._look(saved(node, "target", "ignore_index"), value)
 
     def _look(self, kept: dict[str, Any], value: float) -> None:
@@ -45,7 +48,7 @@ class MaskedLabels:
         if ignored >= 2**63:
             ignored -= 2**64  # the graph keeps -100 as an unsigned number
         self._looked += 1
-        if bool((target != ignored).any()):
+        if _counts_some(target, ignored):
             return
         self._none_left += 1
         if self._left:
@@ -65,6 +68,17 @@ class MaskedLabels:
             self.core.recorder.fact("labels_masked_total", all_masked=self._none_left, looked_at=self._looked)
 
 
+def _counts_some(target: Tensor, ignored: int) -> bool:
+    """Of few labels Python is quicker."""
+    if target.numel() <= FEW:
+        return any(label != ignored for label in target.flatten().tolist())
+    return bool((target != ignored).any())
+
+
+def _met(graph: Walk) -> list[Any]:
+    return [visit.node for visit in graph.visits[:NODES] if visit.name.startswith("NllLoss")]
+
+
 def _over_labels(root: Any) -> Iterator[Any]:
     """Cross entropies over labels in the graph below, nearest first."""
     waiting, seen = deque([root]), {root}
@@ -77,5 +91,5 @@ def _over_labels(root: Any) -> Iterator[Any]:
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
-                if type(child).__name__ != "AccumulateGrad":
+                if type(child) is not LEAF:
                     waiting.append(child)

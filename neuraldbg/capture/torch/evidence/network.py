@@ -62,32 +62,35 @@ class Network:
             if value is None or not measurable(value) or not value.is_cpu or not 0 < value.numel() <= MOST_ELEMENTS:
                 continue
             fed = graph.past_shapes(graph.operand(visit))
-            fed_by = None if fed is None else fed.layer
-            place = self._place(visit, fed_by, order)
-            if place is not None:
-                self._look(place, visit.name, value, conv=fed is not None and "Convolution" in fed.name)
+            place = self._place(visit, None if fed is None else fed.layer, tuple(value.shape[1:]), order)
+            axis = _units_of(value, conv=fed is not None and "Convolution" in fed.name)
+            if place is not None and axis is not None and value.numel() >= 2 * value.shape[axis]:
+                self._look(place, value, axis)
 
-    def _place(self, visit: Visit, fed_by: int | None, order: int) -> Place | None:
-        shape = visit.shape
-        key = (visit.name, visit.layer, fed_by, shape and shape[1:])
+    def _place(self, visit: Visit, fed_by: int | None, shape: tuple[int, ...], order: int) -> Place | None:
+        """`shape`: of one sample."""
+        layer = visit.layer
+        key = (visit.name, layer, fed_by, shape)
         place = self._places.get(key)
         if place is None and len(self._places) < MOST_PLACES:
-            place = self._places[key] = Place(visit.name, visit.layer, fed_by, order)
+            place = self._places[key] = Place(visit.name, layer, fed_by, order)
         return place
 
-    def _look(self, place: Place, name: str, value: Tensor, *, conv: bool) -> None:
-        axis = _units_of(value, conv=conv)
-        if axis is None or value.numel() < 2 * value.shape[axis]:
-            return
+    def _look(self, place: Place, value: Tensor, axis: int) -> None:
+        name = place.op
         place.looks += 1
         place.units = value.shape[axis]
-        others = tuple(dim for dim in range(value.dim()) if dim != axis)  # samples and positions
-        if name in RECTIFIED and not _all_alive(place):
-            _narrow(place, "dead", ~np.logical_or.reduce(_array(value), axis=others))
-        flat = _flat(name, value)
-        if flat is not None:
-            place.flat_share = float(flat.mean())
-            _narrow(place, "stuck", flat.all(axis=others))
+        rectified, bounds = name in RECTIFIED and not _all_alive(place), BOUNDED.get(name)
+        if rectified or bounds is not None:
+            others = tuple([dim for dim in range(value.dim()) if dim != axis])  # samples and positions
+            values = _array(value)
+            if rectified:
+                silent = ~np.logical_or.reduce(values, axis=others)
+                place.dead = _narrowed(place.dead, silent)
+            if bounds is not None:
+                flat = _flat(bounds, values)
+                place.flat_share = float(flat.mean())
+                place.stuck = _narrowed(place.stuck, flat.all(axis=others))
         if place.looks == 1 or place.looks >= FIRST_LOOKS:  # later looks are rare: who reads along hears of each
             self._write(place)
 
@@ -106,7 +109,7 @@ class Network:
         """Weighted layers that take another one's output as it is, and what kinds of operation the network has."""
         weighted = [visit for visit in graph.visits if visit.name in WEIGHTED]
         pairs = []
-        readers = Counter(child for visit in graph.visits for child, _ in visit.node.next_functions)
+        readers = Counter(child for visit in graph.visits for child, _ in visit.edges)
         for visit in weighted:
             before = _feeder(graph, visit, readers)
             if before is None or readers[before.node] > 1:
@@ -146,9 +149,9 @@ def _units_of(value: Tensor, *, conv: bool) -> int | None:
 
 
 def _array(value: Tensor) -> Array:
-    """NumPy asks all samples at once, and takes a tenth of the time that torch does for it."""
+    """Of what `saved` gave. NumPy asks all samples at once, and takes a tenth of the time that torch does for it."""
     wide = value.dtype in (torch.float32, torch.float64)
-    array: Array = (value.detach() if wide else value.detach().float()).resolve_neg().numpy()
+    array: Array = (value if wide else value.float()).resolve_neg().numpy()
     return array
 
 
@@ -157,25 +160,21 @@ def _all_alive(place: Place) -> bool:
     return place.dead is not None and place.dead.shape == (place.units,) and not bool(place.dead.any())
 
 
-def _flat(name: str, value: Tensor) -> Array | None:
-    bounds = BOUNDED.get(name)
-    if bounds is None:
-        return None
+def _flat(bounds: tuple[float, float], values: Array) -> Array:
     low, high = bounds
-    margin, values = FLAT * (high - low), _array(value)
+    margin = FLAT * (high - low)
     flat: Array = (values < low + margin) | (values > high - margin)
     return flat
 
 
-def _narrow(place: Place, name: str, now: Any) -> None:
-    before = getattr(place, name)
-    setattr(place, name, now if before is None or before.shape != now.shape else before & now)
+def _narrowed(before: Any, now: Any) -> Any:
+    return now if before is None or before.shape != now.shape else before & now
 
 
 def _feeder(graph: Walk, visit: Visit, readers: Counter[Any]) -> Visit | None:
     """The weighted operation whose result this one takes unchanged, or only scaled or thinned out by a dropout; None
     where anything else lies between."""
-    for slot in range(len(visit.node.next_functions)):
+    for slot in range(len(visit.edges)):
         below = graph.past_shapes(graph.below(visit, slot))
         room = 4
         while below is not None and room and readers[below.node] == 1 and _keeps_linear(below):
@@ -190,7 +189,7 @@ def _keeps_linear(visit: Visit) -> bool:
     """A dropout, or a constant factor. A mask of ones and zeros that was computed is neither: x * (x > 0) is a relu."""
     if visit.name in ("NativeDropout", "FusedDropout"):
         return True
-    operands = [child for child, _ in visit.node.next_functions]
+    operands = [child for child, _ in visit.edges]
     computed = [slot for slot, child in enumerate(operands) if child is not None]
     if visit.name not in ("Mul", "Div") or len(computed) != 1 or (visit.name == "Div" and computed != [0]):
         return False

@@ -38,11 +38,12 @@ class NormLayers:
         self._seen: dict[int, Seen] = {}
         self._fresh: set[int] = set()
         self.core.take_part("layer_run", "normalisation layers", self._layer)
+        capture.passes.layers.tell_only(self._layer, lambda kind: issubclass(kind, _BatchNorm))
         self.core.take_part("pass_begun", "normalisation in evaluation", self._begun, rarely=True)
         self.core.take_part("ending", "normalisation layers", self._end)
 
-    def _layer(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
-        if not isinstance(module, _BatchNorm) or len(self._seen) > MOST_LAYERS:
+    def _layer(self, module: _BatchNorm, layer: Layer, one: Pass, values: Any) -> None:
+        if len(self._seen) > MOST_LAYERS:
             return
         seen = self._seen.get(layer.site)
         new = seen is None

@@ -30,7 +30,8 @@ class Positions:
         self._ids: dict[int, Tensor] = {}  # pass under way -> its token ids
         self._lengths: dict[bool, set[int]] = {True: set(), False: set()}  # of token ids, with and without gradient
         self._known: dict[int, dict[str, Any]] = {}
-        self.core.on_look.append(self.core.guard.shield("position embeddings")(self._layer))
+        self.core.take_part("layer_run", "position embeddings", self._layer)
+        capture.passes.layers.tell_only(self._layer, lambda kind: kind.__name__ == "Embedding")
         for moment, notice in (("pass_begun", self._begun), ("pass_ended", self._ended), ("ending", self._ending)):
             self.core.take_part(
                 moment, "positions", notice, rarely=moment == "pass_ended", early=moment == "pass_begun"
@@ -52,9 +53,7 @@ class Positions:
         self._ids.pop(one.id, None)
         self.copies.poll()
 
-    def _layer(self, layer: Layer, one: Pass, values: Any) -> None:
-        if self.core.recorder.sites[layer.site].op != "Embedding":
-            return
+    def _layer(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
         key = (layer.site, one.grad)
         looked = self._looks.get(key, 0)
         index = next(tensors(values[0]), None)

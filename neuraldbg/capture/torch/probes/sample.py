@@ -23,6 +23,7 @@ from neuraldbg.capture.torch.probes.graph_nodes import Unknown
 from neuraldbg.capture.torch.probes.loss_replay import Tape, TapedPass
 
 MOST_SAMPLES = 8
+EACH_UNTIL = 5  # backwards of which each is one
 MOST_BYTES = 16 * 2**20  # of all samples
 SAMPLE_BYTES = 4 * 2**20
 MODEL_BYTES = 64 * 2**20  # a larger model is not held for experiments
@@ -92,12 +93,15 @@ class Specimen:
         return len(self.roots) == len(self.refs)
 
     def offer(self, sample: Sample) -> None:
-        """Evenly spread over the run: when there is no room every second one goes."""
+        """Evenly spread over the run: when there is no room every second one goes. Once the first have shown which
+        models train together, every second one is taken: of a run long enough for experiments no more would stay."""
         self.offered += 1
         if (self.offered - 1) % self.stride:
             return
         self.samples.append(sample)
-        while len(self.samples) > MOST_SAMPLES or sum(one.bytes for one in self.samples) > MOST_BYTES:
+        early = self.stride == 1 and self.offered == EACH_UNTIL
+        while early or len(self.samples) > MOST_SAMPLES or sum([one.bytes for one in self.samples]) > MOST_BYTES:
+            early = False
             self.samples = self.samples[::2]
             self.stride *= 2
 
