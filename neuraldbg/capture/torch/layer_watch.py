@@ -48,9 +48,7 @@ class LayerWatch:
             taken = {"depth": depth, "host_bytes": host, "device_bytes": device}
             self._span(layer, phase, times, one, taken)
         if not layer.located:
-            args = values[0]
-            given = args[0] if args and isinstance(args[0], Tensor) else next(tensors(args), None)
-            self._locate(layer, module, outputs, given)
+            self._locate(layer, module, outputs, _given_first(values[0]))
         self._notice(module, one, values)
         if layer.watched:
             for slot, tensor in enumerate(outputs[:8]):
@@ -66,8 +64,11 @@ class LayerWatch:
 
     def look(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
         """All but its statistics and times, which C took."""
+        if not layer.located:
+            self._locate(layer, module, [values[2]], _given_first(values[0]))  # to C, it is a plain tensor
         self._notice(module, one, values)
-        self._tell(module, layer, one, values)
+        if one.looked:
+            self._tell(module, layer, one, values)
 
     def _notice(self, module: nn.Module, one: Pass, values: Any) -> None:
         if self.core.recorder.step <= 20:
@@ -212,6 +213,10 @@ class LayerWatch:
             source=self.core.recorder.frames.line(4) or known.source,
             flops=flops_of(module, entered, first),
         )
+
+
+def _given_first(args: Any) -> Tensor | None:
+    return args[0] if args and isinstance(args[0], Tensor) else next(tensors(args), None)
 
 
 def _sized(tensor: Tensor) -> bool:
