@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.passes import Pass, tensors
-from neuraldbg.capture.torch.stats import measurable
+from neuraldbg.capture.torch.stats import device_name, dtype_name, measurable
 from neuraldbg.capture.torch.tree import Layer
 from neuraldbg.records import Kind, Phase
 from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
@@ -200,7 +200,7 @@ class LayerWatch:
 
     def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor], entered: Tensor | None) -> None:
         layer.located = True
-        first = next((tensor for tensor in outputs if measurable(tensor)), None)
+        first = next(filter(measurable, outputs), None)
         if first is None:
             return
         known = self.core.recorder.sites[layer.site]
@@ -208,8 +208,8 @@ class LayerWatch:
             layer.site,
             shape=tuple(first.shape),
             input_shape=None if entered is None else tuple(entered.shape),
-            dtype=str(first.dtype).removeprefix("torch."),
-            device=str(first.device),
+            dtype=dtype_name(first.dtype),
+            device=device_name(first.device),
             source=self.core.recorder.frames.line(4) or known.source,
             flops=flops_of(module, entered, first),
         )
