@@ -46,24 +46,26 @@ class Histograms:
         self.core.take_part("update_done", "histograms of parameters", self._update_done, rarely=True)
 
     def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
-        if self.core.recorder.step < self._rests.get(layer.site, 0):
+        core, site, due = self.core, layer.site, self._due.get
+        if core.recorder.step < self._rests.get(site, 0) or not layer.watched or one.phase is not Phase.FORWARD:
             return
-        first = next(tensors(values[2]), None) if layer.watched and one.phase is Phase.FORWARD else None
+        first = values[2] if isinstance(values[2], Tensor) else next(tensors(values[2]), None)
         if first is None or not first.is_cpu:
             return
-        if self.core.wants(Kind.ACTIVATION):
-            self._count(first, layer.site, (Kind.ACTIVATION, one.phase, 0, one.id))
-        if first.requires_grad and one.grad and self.core.wants(Kind.GRADIENT) and self._is_due(layer, Kind.GRADIENT):
-            self._await(first, layer, one)
-        self._rests[layer.site] = min(self._due.get((layer.site, kind), 0) for kind in (Kind.ACTIVATION, Kind.GRADIENT))
+        if core.wants(Kind.ACTIVATION):
+            self._count(first, site, (Kind.ACTIVATION, one.phase, 0, one.id))
+        of_gradient = due((site, Kind.GRADIENT), 0)
+        if first.requires_grad and one.grad and core.wants(Kind.GRADIENT) and core.recorder.step >= of_gradient:
+            self._await(first, site, one)
+        self._rests[site] = min(due((site, Kind.ACTIVATION), 0), of_gradient)
 
-    def _await(self, tensor: Tensor, layer: Layer, one: Pass) -> None:
+    def _await(self, tensor: Tensor, site: int, one: Pass) -> None:
         """The gradient by a hook of its own, on the few passes that are due: the others are left alone."""
         core, observe = self.core, self._gradient_arrived
 
         def arrived(gradient: Tensor | None) -> None:
             if core.on and gradient is not None:
-                observe(gradient, layer.site, one.id)
+                observe(gradient, site, one.id)
 
         self._passes._hook(tensor, arrived)
 
@@ -73,9 +75,6 @@ class Histograms:
         took = now_ns() - begin
         self.core.own_ns += took
         self._passes.layers.set_aside(took)
-
-    def _is_due(self, layer: Layer, kind: Kind) -> bool:
-        return self.core.recorder.step >= self._due.get((layer.site, kind), 0)
 
     def _update_done(self, optimizer: Optimizer, _: Any) -> None:
         if not self.core.looking:
@@ -95,7 +94,7 @@ class Histograms:
 
     def _count(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
         step, key = self.core.recorder.step, (site, where[0])
-        if step < self._due.get(key, 0) or tensor.device.type != "cpu":
+        if step < self._due.get(key, 0) or not tensor.is_cpu:
             return
         counted = octaves_of(tensor)
         if counted is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.torch.members import named_modules_of
+from neuraldbg.capture.torch.members import named_modules_of, own_named_parameters
 from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.stats import composed, measure
 
@@ -40,7 +40,7 @@ class Starts:
         self._seen.add(one.model.site)
         with torch.no_grad():
             for name, module in named_modules_of(root):
-                for own, parameter in module.named_parameters(recurse=False) if module._parameters else ():
+                for own, parameter in own_named_parameters(module):
                     site = self.core.tree.parameter_site.get(parameter)
                     if site is not None and _readable(parameter) and self._written < MOST_FACTS:
                         self._written += 1
@@ -109,8 +109,7 @@ def _equal_rows(values: Tensor) -> bool | None:
     """Whether every unit starts as a copy of the first; None where there is only one."""
     if values.dim() < 2 or values.shape[0] < 2:
         return None
-    rows = values.flatten(1)
-    return torch.equal(rows[0], rows[1]) and bool((rows == rows[:1]).all())
+    return torch.equal(values[0], values[1]) and bool((values == values[:1]).all())
 
 
 def _different(rows: Tensor, moved: float) -> int | None:
