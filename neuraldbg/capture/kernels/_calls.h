@@ -246,6 +246,38 @@ static int identities_have(PyObject *self, PyObject *key)
     return found ? found != Py_None : PyErr_Occurred() ? -1 : 0;
 }
 
+/* What a weak reference calls when its object goes; `of` = the entries and the number in them. */
+static PyObject *identities_forget(PyObject *of, PyObject *ref)
+{
+    PyObject *entries = PyTuple_GET_ITEM(of, 0), *number = PyTuple_GET_ITEM(of, 1);
+    PyObject *entry = PyDict_GetItemWithError(entries, number);
+    if (entry && PyTuple_Check(entry) && PyTuple_GET_ITEM(entry, 0) == ref && PyDict_DelItem(entries, number) < 0)
+        return NULL;
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+static PyMethodDef identities_forget_def = {"forget", identities_forget, METH_O, NULL};
+
+static int identities_put(PyObject *self, PyObject *key, PyObject *value)
+{
+    PyObject *entries = ((identities *)self)->entries, *number = PyLong_FromVoidPtr(key), *entry = NULL;
+    if (!value || !entries || !number) {
+        Py_XDECREF(number);
+        PyErr_SetString(PyExc_TypeError, "entries are taken out by pop");
+        return -1;
+    }
+    PyObject *of = PyTuple_Pack(2, entries, number), *forget = of ? PyCFunction_New(&identities_forget_def, of) : NULL;
+    PyObject *ref = forget ? PyWeakref_NewRef(key, forget) : NULL;
+    if (ref)
+        entry = PyTuple_Pack(2, ref, value);
+    int failed = !entry || PyDict_SetItem(entries, number, entry) < 0;
+    Py_XDECREF(entry);
+    Py_XDECREF(ref);
+    Py_XDECREF(forget);
+    Py_XDECREF(of);
+    Py_DECREF(number);
+    return failed ? -1 : 0;
+}
+
 static Py_ssize_t identities_count(PyObject *self)
 {
     PyObject *entries = ((identities *)self)->entries;
@@ -294,7 +326,8 @@ static PyMethodDef identities_methods[] = {
 static PyType_Slot identities_slots[] = {
     {Py_tp_new, identities_new},           {Py_tp_dealloc, identities_dealloc}, {Py_tp_traverse, identities_traverse},
     {Py_tp_clear, identities_clear},       {Py_tp_methods, identities_methods}, {Py_tp_members, identities_members},
-    {Py_sq_contains, identities_have},     {Py_mp_length, identities_count},    {0, NULL},
+    {Py_sq_contains, identities_have},     {Py_mp_length, identities_count},    {Py_mp_ass_subscript, identities_put},
+    {0, NULL},
 };
 static PyType_Spec identities_spec = {
     "neuraldbg.capture.kernels._fused.Identities", sizeof(identities), 0,
