@@ -298,10 +298,11 @@ class ModuleTree:
             )
         return site
 
-    def unique_name(self, target: object, fallback: str, wrapper: object = None) -> str:
-        """The user's name for an object (or for what it is wrapped in), made unique in this run."""
+    def unique_name(self, target: object, fallback: str, wrapper: object = None, names: list[str] | None = None) -> str:
+        """The user's name for an object (or for what it is wrapped in), made unique in this run; `names` that are
+        known already."""
         frames = self.recorder.frames
-        candidates: list[str] = attempt(lambda: frames.names_of(target)) or []
+        candidates: list[str] = names or attempt(lambda: frames.names_of(target)) or []
         if wrapper is not None and not candidates:
             candidates = attempt(lambda: frames.names_of(wrapper)) or []
         for name in candidates:
