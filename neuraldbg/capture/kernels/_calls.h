@@ -203,7 +203,17 @@ static PyObject *tell(PyObject *module, PyObject *const *args, Py_ssize_t given)
 
 typedef struct {
     PyObject_HEAD PyObject *entries; /* {id: (weak reference, value)} */
+    PyObject *forget;                /* what their references call */
 } identities;
+
+typedef struct {
+    PyWeakReference itself;
+    void *key;
+} keyed; /* a weak reference that knows under which number it stands: two objects for an entry, and no function of its own */
+
+static PyTypeObject *keyed_type = NULL;
+static PyType_Slot keyed_slots[] = {{Py_tp_base, &_PyWeakref_RefType}, {0, NULL}};
+static PyType_Spec keyed_spec = {"neuraldbg.capture.kernels._fused.KeyedRef", sizeof(keyed), 0, Py_TPFLAGS_DEFAULT, keyed_slots};
 
 /* Borrowed; NULL without an error where this very object has none. */
 static PyObject *entry_of(PyObject *self, PyObject *key)
@@ -246,35 +256,34 @@ static int identities_have(PyObject *self, PyObject *key)
     return found ? found != Py_None : PyErr_Occurred() ? -1 : 0;
 }
 
-/* What a weak reference calls when its object goes; `of` = the entries and the number in them. */
-static PyObject *identities_forget(PyObject *of, PyObject *ref)
+/* An object of theirs is gone. */
+static PyObject *identities_forget(PyObject *entries, PyObject *ref)
 {
-    PyObject *entries = PyTuple_GET_ITEM(of, 0), *number = PyTuple_GET_ITEM(of, 1);
-    PyObject *entry = PyDict_GetItemWithError(entries, number);
-    if (entry && PyTuple_Check(entry) && PyTuple_GET_ITEM(entry, 0) == ref && PyDict_DelItem(entries, number) < 0)
-        return NULL;
+    PyObject *number = Py_IS_TYPE(ref, keyed_type) ? PyLong_FromVoidPtr(((keyed *)ref)->key) : NULL;
+    PyObject *entry = number ? PyDict_GetItemWithError(entries, number) : NULL;
+    int ours = entry && PyTuple_Check(entry) && PyTuple_GET_ITEM(entry, 0) == ref;
+    if (ours)
+        PyDict_DelItem(entries, number);
+    Py_XDECREF(number);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 static PyMethodDef identities_forget_def = {"forget", identities_forget, METH_O, NULL};
 
 static int identities_put(PyObject *self, PyObject *key, PyObject *value)
 {
-    PyObject *entries = ((identities *)self)->entries, *number = PyLong_FromVoidPtr(key), *entry = NULL;
-    if (!value || !entries || !number) {
-        Py_XDECREF(number);
+    identities *of = (identities *)self;
+    if (!value || !of->entries || !of->forget) {
         PyErr_SetString(PyExc_TypeError, "entries are taken out by pop");
         return -1;
     }
-    PyObject *of = PyTuple_Pack(2, entries, number), *forget = of ? PyCFunction_New(&identities_forget_def, of) : NULL;
-    PyObject *ref = forget ? PyWeakref_NewRef(key, forget) : NULL;
+    PyObject *ref = PyObject_CallFunctionObjArgs((PyObject *)keyed_type, key, of->forget, NULL);
+    PyObject *entry = ref ? PyTuple_Pack(2, ref, value) : NULL, *number = entry ? PyLong_FromVoidPtr(key) : NULL;
     if (ref)
-        entry = PyTuple_Pack(2, ref, value);
-    int failed = !entry || PyDict_SetItem(entries, number, entry) < 0;
+        ((keyed *)ref)->key = key;
+    int failed = !number || PyDict_SetItem(of->entries, number, entry) < 0;
+    Py_XDECREF(number);
     Py_XDECREF(entry);
     Py_XDECREF(ref);
-    Py_XDECREF(forget);
-    Py_XDECREF(of);
-    Py_DECREF(number);
     return failed ? -1 : 0;
 }
 
@@ -287,7 +296,7 @@ static Py_ssize_t identities_count(PyObject *self)
 static PyObject *identities_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     identities *of = (identities *)type->tp_alloc(type, 0);
-    if (of && !(of->entries = PyDict_New()))
+    if (of && (!(of->entries = PyDict_New()) || !(of->forget = PyCFunction_New(&identities_forget_def, of->entries))))
         Py_CLEAR(of);
     return (PyObject *)of;
 }
@@ -296,12 +305,14 @@ static int identities_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((identities *)self)->entries);
+    Py_VISIT(((identities *)self)->forget);
     return 0;
 }
 
 static int identities_clear(PyObject *self)
 {
     Py_CLEAR(((identities *)self)->entries);
+    Py_CLEAR(((identities *)self)->forget);
     return 0;
 }
 

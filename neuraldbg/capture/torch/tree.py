@@ -77,7 +77,8 @@ class Model:
     random: bool | None = None  # whether its passes draw random numbers on the host; None = not seen yet
     mode: tuple[bool, bool] | None = None  # of its last pass: with gradients, in training mode
     threads: dict[int, int] = field(default_factory=dict)  # that have called it -> its last pass by that one
-    sites: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind of site, path) -> site
+    modules: dict[str, int] = field(default_factory=dict)  # path -> site, also in the next
+    parameters: dict[str, int] = field(default_factory=dict)
 
 
 class ModuleTree:
@@ -206,7 +207,7 @@ class ModuleTree:
         return gone
 
     def _new_model(self, root: nn.Module, wrapper: nn.Module | None, named: list[tuple[str, Tensor]]) -> Model:
-        shapes = tuple([(path, tuple(p.shape)) for path, p in named if not is_lazy(p)])
+        shapes = tuple([part for path, p in named if not is_lazy(p) for part in (path, *p.shape)])
         alike = self._alike.setdefault((type(root), shapes), [])
         again = self._rebuilt(root, alike)
         if again is not None:
@@ -246,9 +247,9 @@ class ModuleTree:
         if module is root:
             return Layer(model.site, model, "", watched=True, leaf=not has_children)
         own = _sizes(own_parameters(module))[0]
-        site = model.sites.get(("module", path)) if model.rebuilt else None
+        site = model.modules.get(path) if model.rebuilt else None
         if site is None:
-            site = model.sites["module", path] = self.recorder.add_site(
+            site = model.modules[path] = self.recorder.add_site(
                 path,
                 SiteKind.MODULE,
                 op=type(module).__name__,
@@ -264,9 +265,9 @@ class ModuleTree:
         return Layer(site, model, path, watched=watched and wanted, wanted=wanted, leaf=not has_children)
 
     def _parameter_of(self, model: Model, path: str, parameter: Tensor) -> int:
-        site = model.sites.get(("parameter", path)) if model.rebuilt else None  # a replaced parameter is another one
+        site = model.parameters.get(path) if model.rebuilt else None  # a replaced parameter is another one
         if site is None:
-            site = model.sites["parameter", path] = self._parameter(model, path, parameter)
+            site = model.parameters[path] = self._parameter(model, path, parameter)
         return site
 
     def _parameter(self, model: Model, path: str, parameter: Tensor) -> int:

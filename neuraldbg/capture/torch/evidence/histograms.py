@@ -38,7 +38,7 @@ class Histograms:
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
         self._passes = capture.passes
-        self._due: dict[tuple[int, Kind], int] = {}
+        self._due: dict[Kind, dict[int, int]] = {kind: {} for kind in Kind}  # site -> step before which it has none
         self._rests: dict[int, int] = {}  # site of a layer -> step before which nothing of it is due
         self._swept: IdentityTable[tuple[int, int]] = IdentityTable()  # optimizer -> its parameters, and such a step
         self._gradient_arrived = self.core.guard.shield("histograms of gradients")(self._gradient)
@@ -46,7 +46,7 @@ class Histograms:
         self.core.take_part("update_done", "histograms of parameters", self._update_done, rarely=True)
 
     def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
-        core, site, due = self.core, layer.site, self._due.get
+        core, site, due = self.core, layer.site, self._due
         if core.recorder.step < self._rests.get(site, 0) or not layer.watched or one.phase is not Phase.FORWARD:
             return
         first = values[2] if isinstance(values[2], Tensor) else next(tensors(values[2]), None)
@@ -54,10 +54,10 @@ class Histograms:
             return
         if core.wants(Kind.ACTIVATION):
             self._count(first, site, (Kind.ACTIVATION, one.phase, 0, one.id))
-        of_gradient = due((site, Kind.GRADIENT), 0)
+        of_gradient = due[Kind.GRADIENT].get(site, 0)
         if first.requires_grad and one.grad and core.wants(Kind.GRADIENT) and core.recorder.step >= of_gradient:
             self._await(first, site, one)
-        self._rests[site] = min(due((site, Kind.ACTIVATION), 0), of_gradient)
+        self._rests[site] = min(due[Kind.ACTIVATION].get(site, 0), of_gradient)
 
     def _await(self, tensor: Tensor, site: int, one: Pass) -> None:
         """The gradient by a hook of its own, on the few passes that are due: the others are left alone."""
@@ -89,16 +89,17 @@ class Histograms:
             if site is not None and site not in tree.unwanted:
                 sites.append(site)
                 self._count(parameter, site, (Kind.PARAMETER, Phase.UPDATE, 0, -1))
-        rests = min((self._due.get((site, Kind.PARAMETER), 0) for site in sites), default=0)
+        due = self._due[Kind.PARAMETER]
+        rests = min([due.get(site, 0) for site in sites], default=0)
         self._swept[optimizer] = (len(parameters), rests)
 
     def _count(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
-        step, key = self.core.recorder.step, (site, where[0])
-        if step < self._due.get(key, 0) or not tensor.is_cpu:
+        step, due = self.core.recorder.step, self._due[where[0]]
+        if step < due.get(site, 0) or not tensor.is_cpu:
             return
         counted = octaves_of(tensor)
         if counted is not None:
-            self._due[key] = step + max(LEAST_GAP, step // GROWTH)
+            due[site] = step + max(LEAST_GAP, step // GROWTH)
             self.core.recorder.histogram(site, where, counted)
 
 
