@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class Entries(Generic[V]):
-    """What is asked for at every step; C has the same."""
+    """What is asked for at every step, and put in for every layer and parameter; C has the same."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Any], V]] = {}
@@ -25,6 +25,16 @@ class Entries(Generic[V]):
         """(value, key) of each; None where one of them has no value."""
         found = [(value, key) for key in keys if (value := self.get(key)) is not None]
         return found if len(found) == len(keys) else None
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        number = id(key)
+
+        def forget(ref: weakref.ref[Any]) -> None:
+            entry = self._entries.get(number)
+            if entry is not None and entry[0] is ref:
+                del self._entries[number]
+
+        self._entries[number] = (weakref.ref(key, forget), value)
 
     def __contains__(self, key: object) -> bool:
         return self.get(key) is not None
@@ -49,16 +59,6 @@ class IdentityTable(Looked[V]):
         if value is None:
             raise KeyError(key)
         return value
-
-    def __setitem__(self, key: Any, value: V) -> None:
-        number = id(key)
-
-        def forget(ref: weakref.ref[Any]) -> None:
-            entry = self._entries.get(number)
-            if entry is not None and entry[0] is ref:
-                del self._entries[number]
-
-        self._entries[number] = (weakref.ref(key, forget), value)
 
     def pop(self, key: Any) -> None:
         self._entries.pop(id(key), None)

@@ -113,18 +113,24 @@ def _size_of_lasting(fields: dict[str, Any]) -> int | None:
     size = _PER_FACT
     for name, value in fields.items():
         kind = value.__class__
-        if kind is list and len(value) <= _FEW:
-            fields[name] = row = tuple(value)
-        else:
-            row = value if kind is tuple else (value,)
-        if len(row) > _FEW:
-            return None
-        for item in row:
-            kind = item.__class__
-            if kind is str:
-                size += len(item)
-            elif not (kind in _LASTING or (kind is int and -_WHOLE < item < _WHOLE)):
+        if kind is str:
+            size += len(value)
+        elif kind is int:
+            if not -_WHOLE < value < _WHOLE:
                 return None
+        elif kind is tuple or kind is list:
+            if len(value) > _FEW:
+                return None
+            if kind is list:
+                fields[name] = value = tuple(value)
+            for item in value:
+                kind = item.__class__
+                if kind is str:
+                    size += len(item)
+                elif not (kind in _LASTING or (kind is int and -_WHOLE < item < _WHOLE)):
+                    return None
+        elif kind not in _LASTING:
+            return None
     return size
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from watching import net, trace_of, train, watching
 
 from neuraldbg.capture.torch import dispatch
-from neuraldbg.records import Kind
+from neuraldbg.capture.torch.layer_watch import LayerWatch
+from neuraldbg.records import Kind, SiteKind
 from neuraldbg.trace.tables import KIND_CODE
 
 pytestmark = [seen_by_c, pytest.mark.usefixtures("nothing_was_compiled")]
@@ -96,6 +97,30 @@ def test_evidence_is_the_same_where_c_measures(tmp_path: Path, monkeypatch: pyte
         by_python(monkeypatch)
     assert {"start", "entry_layer", "loss_input"} <= {row["type"] for row in told[0]}
     assert sorted(map(str, told[0])) == sorted(map(str, told[1]))
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_the_first_pass_of_a_model_is_seen_by_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, looked: bool
+) -> None:
+    """Python is shown an output of each layer once, for its shape and line, also where no evidence is gathered."""
+    by_python: list[str] = []
+    seen = LayerWatch.seen
+
+    def counted(self: LayerWatch, module: nn.Module, *rest: Any) -> None:
+        by_python.append(type(module).__name__)
+        seen(self, module, *rest)
+
+    monkeypatch.setattr(LayerWatch, "seen", counted)
+    model, x = net(), torch.randn(8, 4)
+    with watching(tmp_path) as capture:
+        capture.core.looking = looked
+        model(x).sum().backward()
+    assert by_python == ["Sequential"]  # the model itself, which began before C did
+    with trace_of(tmp_path) as trace:
+        layers = [site for site in trace.sites if site.kind is SiteKind.MODULE]
+    assert len(layers) == len(list(model.children()))
+    assert all(site.shape and site.input_shape and site.source and site.flops is not None for site in layers)
 
 
 class Direct(nn.Module):

@@ -203,7 +203,17 @@ static PyObject *tell(PyObject *module, PyObject *const *args, Py_ssize_t given)
 
 typedef struct {
     PyObject_HEAD PyObject *entries; /* {id: (weak reference, value)} */
+    PyObject *forget;                /* what their references call */
 } identities;
+
+typedef struct {
+    PyWeakReference itself;
+    void *key;
+} keyed; /* a weak reference that knows under which number it stands: two objects for an entry, and no function of its own */
+
+static PyTypeObject *keyed_type = NULL;
+static PyType_Slot keyed_slots[] = {{Py_tp_base, &_PyWeakref_RefType}, {0, NULL}};
+static PyType_Spec keyed_spec = {"neuraldbg.capture.kernels._fused.KeyedRef", sizeof(keyed), 0, Py_TPFLAGS_DEFAULT, keyed_slots};
 
 /* Borrowed; NULL without an error where this very object has none. */
 static PyObject *entry_of(PyObject *self, PyObject *key)
@@ -246,6 +256,37 @@ static int identities_have(PyObject *self, PyObject *key)
     return found ? found != Py_None : PyErr_Occurred() ? -1 : 0;
 }
 
+/* An object of theirs is gone. */
+static PyObject *identities_forget(PyObject *entries, PyObject *ref)
+{
+    PyObject *number = Py_IS_TYPE(ref, keyed_type) ? PyLong_FromVoidPtr(((keyed *)ref)->key) : NULL;
+    PyObject *entry = number ? PyDict_GetItemWithError(entries, number) : NULL;
+    int ours = entry && PyTuple_Check(entry) && PyTuple_GET_ITEM(entry, 0) == ref;
+    if (ours)
+        PyDict_DelItem(entries, number);
+    Py_XDECREF(number);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+static PyMethodDef identities_forget_def = {"forget", identities_forget, METH_O, NULL};
+
+static int identities_put(PyObject *self, PyObject *key, PyObject *value)
+{
+    identities *of = (identities *)self;
+    if (!value || !of->entries || !of->forget) {
+        PyErr_SetString(PyExc_TypeError, "entries are taken out by pop");
+        return -1;
+    }
+    PyObject *ref = PyObject_CallFunctionObjArgs((PyObject *)keyed_type, key, of->forget, NULL);
+    PyObject *entry = ref ? PyTuple_Pack(2, ref, value) : NULL, *number = entry ? PyLong_FromVoidPtr(key) : NULL;
+    if (ref)
+        ((keyed *)ref)->key = key;
+    int failed = !number || PyDict_SetItem(of->entries, number, entry) < 0;
+    Py_XDECREF(number);
+    Py_XDECREF(entry);
+    Py_XDECREF(ref);
+    return failed ? -1 : 0;
+}
+
 static Py_ssize_t identities_count(PyObject *self)
 {
     PyObject *entries = ((identities *)self)->entries;
@@ -255,7 +296,7 @@ static Py_ssize_t identities_count(PyObject *self)
 static PyObject *identities_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     identities *of = (identities *)type->tp_alloc(type, 0);
-    if (of && !(of->entries = PyDict_New()))
+    if (of && (!(of->entries = PyDict_New()) || !(of->forget = PyCFunction_New(&identities_forget_def, of->entries))))
         Py_CLEAR(of);
     return (PyObject *)of;
 }
@@ -264,12 +305,14 @@ static int identities_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((identities *)self)->entries);
+    Py_VISIT(((identities *)self)->forget);
     return 0;
 }
 
 static int identities_clear(PyObject *self)
 {
     Py_CLEAR(((identities *)self)->entries);
+    Py_CLEAR(((identities *)self)->forget);
     return 0;
 }
 
@@ -294,7 +337,8 @@ static PyMethodDef identities_methods[] = {
 static PyType_Slot identities_slots[] = {
     {Py_tp_new, identities_new},           {Py_tp_dealloc, identities_dealloc}, {Py_tp_traverse, identities_traverse},
     {Py_tp_clear, identities_clear},       {Py_tp_methods, identities_methods}, {Py_tp_members, identities_members},
-    {Py_sq_contains, identities_have},     {Py_mp_length, identities_count},    {0, NULL},
+    {Py_sq_contains, identities_have},     {Py_mp_length, identities_count},    {Py_mp_ass_subscript, identities_put},
+    {0, NULL},
 };
 static PyType_Spec identities_spec = {
     "neuraldbg.capture.kernels._fused.Identities", sizeof(identities), 0,

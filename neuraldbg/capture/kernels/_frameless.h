@@ -20,6 +20,7 @@ static int add_frameless(PyObject *module)
                  {NULL, &identities_spec, "Identities"},
                  {NULL, &fetches_spec, "Fetches"},
                  {NULL, &reader_spec, "Reader"},
+                 {&keyed_type, &keyed_spec, NULL},
                  {&shield_type, &shield_spec, NULL},
                  {&fetch_type, &fetch_spec, NULL}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)

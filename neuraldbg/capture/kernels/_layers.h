@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
     PyObject *module, *weak;
     int32_t site;
-    char leaf, watched, timed;
+    char leaf, watched, timed, fresh; /* fresh: Python is to be shown it once, in whatever pass */
 } layer;
 
 typedef struct {
@@ -65,7 +65,7 @@ typedef struct {
     int64_t step, largest, read; /* tensors above `largest` bytes are left out; bytes of those that were not */
     int64_t own, taken;          /* nanoseconds spent here, and of them those that Python knows of */
     int32_t pass;
-    char phase, with_gradient, wants_activation, wants_gradient, looks, resting;
+    char phase, with_gradient, wants_activation, wants_gradient, looks, fresh, resting;
     unsigned long owner;
     int32_t last_site, last_pass; /* whose output gradient arrived last; -1 = none */
     int64_t last_at;
@@ -379,7 +379,7 @@ static PyObject *before_layer(PyObject *self, PyObject *const *args, size_t give
     Py_RETURN_NONE;
 }
 
-/* 1 = written down, 0 = for Python, -1 = failed */
+/* 1 = written down, 0 = for Python, -1 = failed; `fresh` is whether it is its first time */
 static int write_layer(watch *of, PyObject *module, PyObject *output, const call *begun, int64_t end)
 {
     job one = {0};
@@ -398,6 +398,8 @@ static int write_layer(watch *of, PyObject *module, PyObject *output, const call
         return -1;
     if (leaf == 1)
         return 0; /* a weight that the module puts out: its hook has to be taken off again */
+    of->fresh = from->fresh;
+    from->fresh = 0;
     if (from->timed)
         put_span(of, from->site, of->phase, of->pass, of->above_depth + of->depth, begun->start,
                  end - begun->start - (of->own - begun->own), one.count * WIDTH[one.dtype]);
@@ -429,7 +431,7 @@ static PyObject *after_layer(PyObject *self, PyObject *const *args, size_t given
         fine = tell_python(of->missed, Py_BuildValue("(O(LL)(OOO)i)", args[0], (long long)begun.start,
                                                      (long long)(end - begun.start - (of->own - begun.own)), args[1],
                                                      args[2], args[3], of->above_depth + at));
-    else if (done == 1 && of->looks)
+    else if (done == 1 && (of->looks || of->fresh))
         fine = tell_python(of->looked, Py_BuildValue("(O(OOO))", args[0], args[1], args[2], args[3]));
     of->own += clock_of(CLOCK_MONOTONIC) - end;
     if (!fine)

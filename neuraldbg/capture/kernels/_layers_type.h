@@ -156,14 +156,14 @@ static PyObject *watch_listen(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(learn_doc, "learn(module, site, leaf, watched, timed) -> whether there was room");
+PyDoc_STRVAR(learn_doc, "learn(module, site, leaf, watched, timed, fresh) -> whether there was room");
 
 static PyObject *watch_learn(PyObject *self, PyObject *args)
 {
     watch *of = (watch *)self;
     PyObject *module;
-    int site, leaf, watched, timed;
-    if (!PyArg_ParseTuple(args, "Oippp", &module, &site, &leaf, &watched, &timed))
+    int site, leaf, watched, timed, fresh;
+    if (!PyArg_ParseTuple(args, "Oipppp", &module, &site, &leaf, &watched, &timed, &fresh))
         return NULL;
     if (of->known > SLOTS / 2)
         Py_RETURN_FALSE;
@@ -178,11 +178,12 @@ static PyObject *watch_learn(PyObject *self, PyObject *args)
     one->leaf = (char)leaf;
     one->watched = (char)watched;
     one->timed = (char)timed;
+    one->fresh = (char)fresh;
     Py_RETURN_TRUE;
 }
 
 PyDoc_STRVAR(begin_doc, "begin(step, pass_id, phase, depth, with_gradient, wants_activation, wants_gradient,\n"
-                        "largest, looks): a pass; tensors above so many bytes are left out; whether `looked` is called");
+                        "largest, looks): a pass; tensors above so many bytes are left out; whether `looked` is called for all layers");
 
 static PyObject *watch_begin(PyObject *self, PyObject *args)
 {

@@ -14,7 +14,7 @@ except ImportError:  # built without a compiler
     pass
 
 Rows: Final[Any] = getattr(_fused, "Rows", None)  # calls, scalars and lines of capture/torch/recorder.py
-Identities: Final[Any] = getattr(_fused, "Identities", None)  # what capture/identity.py looks up
+Identities: Final[Any] = getattr(_fused, "Identities", None)  # what capture/identity.py looks up and puts in
 Fetches: Final[Any] = getattr(_fused, "Fetches", None)  # capture/torch/evidence/waiting.py
 Reader: Final[Any] = getattr(_fused, "Reader", None)  # capture/kernels/host.py
 hang: Final[Any] = getattr(_fused, "hang", None)  # `Tensor.register_hook` on what is no leaf

@@ -18,6 +18,7 @@ _UNSHARED = 3  # references to a frame's copy of its variables: the frame, a var
 HOLDS_NOTHING = frozenset(
     (str, bytes, int, float, bool, type(None), ModuleType, FunctionType, BuiltinFunctionType, type)
 )
+_NOT_THE_USERS = ("torch", "keras", "tensorflow", "jax", "click")  # click calls our command line, and that the script
 _LIST_LIMIT = 64  # entries of a user's list or dict that are searched for a name
 
 
@@ -31,7 +32,7 @@ class Frames:
     """Finds user frames and remembers which code objects are the user's."""
 
     def __init__(self) -> None:
-        self._skip = (_OURS, *map(_prefix_of, ("torch", "keras", "tensorflow", "jax")))
+        self._skip = (_OURS, *map(_prefix_of, _NOT_THE_USERS))
         self.known_files: dict[str, bool] = {}  # whether each is the user's
         self._own: dict[str, bool] = {}  # by file: written by whoever runs the script
         self._cwd = os.getcwd() + os.sep
@@ -157,11 +158,12 @@ def _search(
         scopes.append(theirs)
     for scope in scopes:
         for name, value in list(scope.items()):
-            if name.startswith("__"):
-                continue
             if value is target:
-                (entries if name in ("self", "cls") else plain).append(name)
-            elif type(value) not in HOLDS_NOTHING:
+                if name[:2] != "__":
+                    (entries if name in ("self", "cls") else plain).append(name)
+                continue
+            kind = type(value)
+            if kind not in HOLDS_NOTHING and not issubclass(kind, type) and name[:2] != "__":
                 attempt(partial(_search_inside, name, value, target, (dotted, entries)))  # attribute access may raise
 
 
@@ -173,14 +175,20 @@ def _search_inside(name: str, value: Any, target: object, found: tuple[list[str]
     dotted, entries = found
     kind = type(value)
     if kind is list or kind is tuple:
-        entries.extend(f"{name}[{i}]" for i, item in enumerate(value[:_LIST_LIMIT]) if item is target)
+        for i, item in enumerate(value[:_LIST_LIMIT]):
+            if item is target:
+                entries.append(f"{name}[{i}]")
     elif kind is dict:
-        entries.extend(f"{name}[{_key(key)}]" for key, item in list(value.items())[:_LIST_LIMIT] if item is target)
-    elif kind.__module__ not in ("builtins", "numpy") and not isinstance(value, type):
+        for key, item in list(value.items())[:_LIST_LIMIT]:
+            if item is target:
+                entries.append(f"{name}[{_key(key)}]")
+    elif kind.__module__ not in ("builtins", "numpy", "typing") and not isinstance(value, type):
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict and len(attributes) < 512 and not name.startswith("_"):
             for key, item in list(attributes.items()):
                 if item is target:
                     dotted.append(f"{name}.{key}")
                 elif type(item) is list and len(item) <= _LIST_LIMIT:
-                    entries.extend(f"{name}.{key}[{i}]" for i, entry in enumerate(item) if entry is target)
+                    for i, entry in enumerate(item):
+                        if entry is target:
+                            entries.append(f"{name}.{key}[{i}]")

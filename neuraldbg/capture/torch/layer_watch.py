@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.passes import Pass, tensors
-from neuraldbg.capture.torch.stats import measurable
+from neuraldbg.capture.torch.stats import device_name, dtype_name, measurable
 from neuraldbg.capture.torch.tree import Layer
 from neuraldbg.records import Kind, Phase
 from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
@@ -52,9 +52,7 @@ class LayerWatch:
             taken = {"depth": depth, "host_bytes": host, "device_bytes": device}
             self._span(layer, phase, times, one, taken)
         if not layer.located:
-            args = values[0]
-            given = args[0] if args and isinstance(args[0], Tensor) else next(tensors(args), None)
-            self._locate(layer, module, outputs, given)
+            self._locate(layer, module, outputs, _given_first(values[0]))
         self._notice(module, one, values)
         if layer.watched:
             for slot, tensor in enumerate(outputs[:8]):
@@ -70,8 +68,11 @@ class LayerWatch:
 
     def look(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
         """All but its statistics and times, which C took."""
+        if not layer.located:
+            self._locate(layer, module, [values[2]], _given_first(values[0]))  # to C, it is a plain tensor
         self._notice(module, one, values)
-        self._tell(module, layer, one, values)
+        if one.looked:
+            self._tell(module, layer, one, values)
 
     def _notice(self, module: nn.Module, one: Pass, values: Any) -> None:
         if self.core.recorder.step <= 20:
@@ -215,7 +216,7 @@ class LayerWatch:
 
     def _locate(self, layer: Layer, module: nn.Module, outputs: list[Tensor], entered: Tensor | None) -> None:
         layer.located = True
-        first = next((tensor for tensor in outputs if measurable(tensor)), None)
+        first = next(filter(measurable, outputs), None)
         if first is None:
             return
         known = self.core.recorder.sites[layer.site]
@@ -223,11 +224,15 @@ class LayerWatch:
             layer.site,
             shape=tuple(first.shape),
             input_shape=None if entered is None else tuple(entered.shape),
-            dtype=str(first.dtype).removeprefix("torch."),
-            device=str(first.device),
+            dtype=dtype_name(first.dtype),
+            device=device_name(first.device),
             source=self.core.recorder.frames.line(4) or known.source,
             flops=flops_of(module, entered, first),
         )
+
+
+def _given_first(args: Any) -> Tensor | None:
+    return args[0] if args and isinstance(args[0], Tensor) else next(tensors(args), None)
 
 
 def _sized(tensor: Tensor) -> bool:

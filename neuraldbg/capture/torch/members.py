@@ -105,6 +105,19 @@ def own_parameters(module: nn.Module) -> list[Tensor]:
     return _parameters_in([module]) if module._parameters else []
 
 
+def own_named_parameters(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """`module.named_parameters(recurse=False)`."""
+    if not module._parameters:
+        return []
+    if not is_usual(module):
+        return list(module.named_parameters(recurse=False))
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            found.setdefault(id(parameter), (name, parameter))
+    return list(found.values())
+
+
 def named_buffers_of(root: nn.Module) -> list[tuple[str, Tensor]]:
     """`root.named_buffers()`."""
     if not is_usual(root):

@@ -19,7 +19,9 @@ from neuraldbg.capture.kernels.elements import Element
 from neuraldbg.capture.staging import Block
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.dispatch import alone, compiled
+from neuraldbg.capture.torch.members import modules_of
 from neuraldbg.capture.torch.passes import Pass
+from neuraldbg.capture.torch.tree import Model
 from neuraldbg.records import Kind, Phase
 from neuraldbg.trace.tables import PHASE_CODE, SPANS, STATS
 
@@ -35,6 +37,7 @@ class QuickLayers:
         self.one: Pass | None = None
         self.c: Any = None
         self._rows: Any = None  # the same, also when it is not used any more
+        self._taught: dict[int, Any] = {}  # site of a model -> which one, as a weak reference
         made = getattr(host.fused, "Layers", None)
         if made is not None:
             dtypes = [getattr(torch, element.name, None) for element in Element]
@@ -48,7 +51,7 @@ class QuickLayers:
             looked = core.guard.shield("evidence of layers", lambda module, *_: type(module).__name__)(self._looked)
             self.c.listen(missed, gradient, looked, passes.pre_hook, passes.post_hook)
             core.recorder.staging.blocks.append(self._drain)
-            core.tree.on_change = self.c.forget
+            core.tree.on_change = self._forget
 
     # -- a pass ------------------------------------------------------------------------------------------------------
 
@@ -60,6 +63,8 @@ class QuickLayers:
         self.settle()  # gradients of an earlier pass may have come late
         if self.c is None:
             return False
+        if self._taught.get(one.model.site) is not one.model.ref:
+            self._teach(one.model)
         one.own_before, one.by_c = core.own_ns, True
         wants = (core.wants(Kind.ACTIVATION), core.wants(Kind.GRADIENT))
         self.c.begin(one.step, one.id, PHASE_CODE[one.phase], 1, one.grad, *wants, core.largest, one.looked)
@@ -76,6 +81,19 @@ class QuickLayers:
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
             return False
         return alone() and not compiled() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+    def _teach(self, model: Model) -> None:
+        """All of its layers, before the first of them runs: of one that is new, Python is shown an output once."""
+        self._taught[model.site] = model.ref
+        root, layers, learn = model.ref(), self.core.tree.layers, self.c.learn
+        for module in () if root is None else modules_of(root):
+            layer = layers.get(module)
+            if layer is not None and not layer.wrapper:
+                learn(module, layer.site, layer.leaf, layer.watched, bool(layer.path), not layer.located)
+
+    def _forget(self) -> None:
+        self.c.forget()
+        self._taught.clear()
 
     def settle(self) -> None:
         """Our time in C is ours; a failure there is said once, and Python goes on instead."""
@@ -121,9 +139,9 @@ class QuickLayers:
         core.own_ns = own  # C counts the time of this call
         layer = core.tree.layers.get(module)
         if layer is None or layer.wrapper:
-            self.c.learn(module, -1, False, False, False)
+            self.c.learn(module, -1, False, False, False, False)
         elif layer.located:
-            self.c.learn(module, layer.site, layer.leaf, layer.watched, bool(layer.path))
+            self.c.learn(module, layer.site, layer.leaf, layer.watched, bool(layer.path), False)
 
     def _missed_gradient(self, site: int, pass_id: int, gradient: Tensor) -> None:
         self.passes.layers.stats(gradient, site, (Kind.GRADIENT, Phase.BACKWARD, 0, pass_id))

@@ -81,11 +81,12 @@ class Recorder:
         return self._writer
 
     def fact(self, type: str, **fields: Any) -> None:
-        writer = self.writer
+        writer = self._writer if self._opened else self.writer
         if writer is not None:
             if self.frames.unread:
                 self._keep_texts(writer)
-            writer.fact(type, step=self.step, seq=self.next_seq(), wall_ns=time.time_ns(), **fields)
+            head = {"type": type, "wall_ns": _now(), "step": self.step, "seq": self.next_seq()}
+            writer.whole_fact(head | fields)
 
     def _keep_texts(self, writer: TraceWriter) -> None:
         """The user's files as they are now: patches are made against these, also when the file is edited later."""
@@ -102,28 +103,30 @@ class Recorder:
 
     def add_site(self, path: str, kind: SiteKind, **fields: Any) -> int:
         with self._naming:  # the resources are recorded from a thread of their own
-            site = Site(id=len(self.sites), path=path, kind=kind, **fields)
-            self.sites[site.id] = site
-        self._write_site(site)
-        return site.id
+            number = len(self.sites)
+            known = {"id": number, "path": path, "kind": kind, **fields}
+            self.sites[number] = Site(**known)
+        self._write_site(known)
+        return number
 
     def refine_site(self, site_id: int, **fields: Any) -> None:
         """Add what was learnt later (shape, source line, flops)."""
-        known = dict(zip(_WRITTEN, _values_of(self.sites[site_id]), strict=True))
-        site = self.sites[site_id] = Site(**{**known, "rank": self.sites[site_id].rank, **fields})
-        self._write_site(site)
+        before = self.sites[site_id]
+        known = dict(zip(_WRITTEN, _values_of(before), strict=True)) | fields
+        self.sites[site_id] = Site(**known, rank=before.rank)
+        self._write_site(known)
 
-    def _write_site(self, site: Site) -> None:
-        writer = self.writer
+    def _write_site(self, known: dict[str, Any]) -> None:
+        writer = self._writer if self._opened else self.writer
         if writer is None:
             return
         if self.frames.unread:
             self._keep_texts(writer)
-        fact = {"type": "site", "wall_ns": time.time_ns(), "step": self.step, "seq": self.next_seq()}
-        for name, value in zip(_WRITTEN, _values_of(site), strict=True):
+        fact = {"type": "site", "wall_ns": _now(), "step": self.step, "seq": self.next_seq()}
+        for name, value in known.items():
             if value is not None:
                 fact[name] = value
-        fact["kind"] = site.kind.value
+        fact["kind"] = known["kind"]._value_  # `value` is a frame of enum's
         writer.whole_fact(fact)
 
     def series(self, name: str) -> int:

@@ -33,6 +33,16 @@ _MASK: Final = (1 << 64) - 1
 _DIGEST_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@lru_cache(maxsize=64)
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@lru_cache(maxsize=64)
+def device_name(device: torch.device) -> str:
+    return str(device)
+
+
 def measurable(tensor: Tensor) -> bool:
     """Whether the tensor has values that can be read here."""
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # as nearly all are: no need to ask for wrappers

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
+from neuraldbg.capture.torch.members import named_modules_of
 from neuraldbg.capture.torch.pieces import copy_of
 
 # training flags of the modules; requires_grad of the parameters, module by module; (path, name, buffer)
@@ -29,7 +30,7 @@ class Structure:
 
     @classmethod
     def of(cls, root: nn.Module) -> Structure:
-        named = list(root.named_modules())
+        named = named_modules_of(root)
         return cls([(path, weakref.ref(module)) for path, module in named], _children([each for _, each in named]))
 
     def look(self) -> Surroundings | None:

@@ -16,8 +16,15 @@ from torch.nn.parameter import is_lazy
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.members import named_modules_of, named_parameters_of, own_parameters, parameters_of
+from neuraldbg.capture.torch.members import (
+    is_usual,
+    named_modules_of,
+    named_parameters_of,
+    own_parameters,
+    parameters_of,
+)
 from neuraldbg.capture.torch.recorder import Recorder
+from neuraldbg.capture.torch.stats import device_name, dtype_name
 from neuraldbg.records import SiteKind
 
 LATELY = 64  # passes of a model within which a thread that called it may be in its backward
@@ -70,7 +77,8 @@ class Model:
     random: bool | None = None  # whether its passes draw random numbers on the host; None = not seen yet
     mode: tuple[bool, bool] | None = None  # of its last pass: with gradients, in training mode
     threads: dict[int, int] = field(default_factory=dict)  # that have called it -> its last pass by that one
-    sites: dict[tuple[str, str], int] = field(default_factory=dict)  # (kind of site, path) -> site
+    modules: dict[str, int] = field(default_factory=dict)  # path -> site, also in the next
+    parameters: dict[str, int] = field(default_factory=dict)
 
 
 class ModuleTree:
@@ -151,27 +159,28 @@ class ModuleTree:
 
     def walk(self, root: nn.Module, wrapper: nn.Module | None = None) -> Model:
         """Give every module and parameter of a model its site."""
+        named = named_parameters_of(root)
         model = self.models.get(root)
         if model is None:
-            model = self._new_model(root, wrapper)
+            model = self._new_model(root, wrapper, named)
         if wrapper is not None and wrapper not in self.layers:
             self.layers[wrapper] = Layer(model.site, model, "", watched=False, wrapper=True)
-        deepest = 0
+        deepest, layers, parents = 0, self.layers, self._parent
         for path, module in named_modules_of(root):
             deepest = max(deepest, path.count("."))
-            for child in module.children():  # a copied or unpickled model was not seen being put together
-                if child not in self._parent:
-                    self._parent[child] = weakref.ref(module)
-            if module not in self.layers:
-                self.layers[module] = self._new_layer(model, _strip(path), module, root)
+            for child in module._modules.values():  # a copied or unpickled model was not seen being put together
+                if child is not None and child not in parents:
+                    parents[child] = weakref.ref(module)
+            if module not in layers:
+                layers[module] = self._new_layer(model, _strip(path), module, root)
         self.on_depth(deepest)
-        for path, parameter in named_parameters_of(root):
-            if _is_lazy(parameter):
+        for path, parameter in named:
+            if is_lazy(parameter):
                 model.lazy = True
             elif parameter not in self.parameter_site:
                 site = self.parameter_site[parameter] = self._parameter_of(model, _strip(path), parameter)
                 if self.layer_filter is not None:
-                    owner = self.layers.get(attempt(partial(root.get_submodule, path.rpartition(".")[0])))
+                    owner = layers.get(attempt(partial(root.get_submodule, path.rpartition(".")[0])))
                     if owner is not None and not owner.wanted:
                         self.unwanted.add(site)
         return model
@@ -182,9 +191,9 @@ class ModuleTree:
         if model.lazy and root is not None:
             model.lazy = False
             self.walk(root)
-            total = sum(_size(parameter) for parameter in parameters_of(root))
+            total, trainable = _sizes(parameters_of(root))
             self.recorder.refine_site(model.site, parameters=total)
-            self._write_model(root, model, total)
+            self._write_model(root, model, total, trainable)
 
     def _rebuilt(self, root: nn.Module, alike: list[Model]) -> Model | None:
         """A loop that builds its model anew each time would fill the trace with sites: after the first few, a new
@@ -197,14 +206,14 @@ class ModuleTree:
         self.recorder.fact("model_rebuilt", site=gone.site, name=gone.name)
         return gone
 
-    def _new_model(self, root: nn.Module, wrapper: nn.Module | None) -> Model:
-        shapes = tuple([(path, tuple(p.shape)) for path, p in named_parameters_of(root) if not _is_lazy(p)])
+    def _new_model(self, root: nn.Module, wrapper: nn.Module | None, named: list[tuple[str, Tensor]]) -> Model:
+        shapes = tuple([part for path, p in named if not is_lazy(p) for part in (path, *p.shape)])
         alike = self._alike.setdefault((type(root), shapes), [])
         again = self._rebuilt(root, alike)
         if again is not None:
             return again
         name = self.unique_name(root, type(root).__name__.lower(), wrapper)
-        total = sum(_size(parameter) for parameter in parameters_of(root))
+        total, trainable = _sizes([p for _, p in named] if is_usual(root) else parameters_of(root))
         source = self.recorder.frames.line()
         site = self.recorder.add_site(
             name,
@@ -217,28 +226,30 @@ class ModuleTree:
         wrapped = None if wrapper is None else type(wrapper).__name__
         model = self.models[root] = Model(site, name, weakref.ref(root), wrapper=wrapped)
         alike.append(model)
-        self._write_model(root, model, total)
+        self._write_model(root, model, total, trainable)
         return model
 
-    def _write_model(self, root: nn.Module, model: Model, total: int) -> None:
+    def _write_model(self, root: nn.Module, model: Model, total: int, trainable: int) -> None:
         self.recorder.fact(
             "model",
             **{"class": type(root).__name__},
             site=model.site,
             name=model.name,
             parameters=total,
-            trainable=sum(_size(parameter) for parameter in parameters_of(root) if parameter.requires_grad),
+            trainable=trainable,
             wrapper=model.wrapper,
             source=self.recorder.sites[model.site].source,
         )
 
     def _new_layer(self, model: Model, path: str, module: nn.Module, root: nn.Module) -> Layer:
+        inner = module._modules
+        has_children = bool(inner) and any(child is not None for child in inner.values())
         if module is root:
-            return Layer(model.site, model, "", watched=True, leaf=not any(True for _ in module.children()))
-        own = sum(_size(parameter) for parameter in own_parameters(module))
-        site = model.sites.get(("module", path)) if model.rebuilt else None
+            return Layer(model.site, model, "", watched=True, leaf=not has_children)
+        own = _sizes(own_parameters(module))[0]
+        site = model.modules.get(path) if model.rebuilt else None
         if site is None:
-            site = model.sites["module", path] = self.recorder.add_site(
+            site = model.modules[path] = self.recorder.add_site(
                 path,
                 SiteKind.MODULE,
                 op=type(module).__name__,
@@ -246,17 +257,17 @@ class ModuleTree:
                 defined=self._defined.get(module),
                 parameters=own,
             )
-        has_children = any(True for _ in module.children())
         watched = not has_children or bool(own)
-        names = (path, f"{model.name}.{path}")
-        wanted = self.layer_filter is None or any(self.layer_filter(name, type(module).__name__) for name in names)
+        wanted = self.layer_filter is None or any(
+            self.layer_filter(name, type(module).__name__) for name in (path, f"{model.name}.{path}")
+        )
         self.wanted_layers += wanted
         return Layer(site, model, path, watched=watched and wanted, wanted=wanted, leaf=not has_children)
 
     def _parameter_of(self, model: Model, path: str, parameter: Tensor) -> int:
-        site = model.sites.get(("parameter", path)) if model.rebuilt else None  # a replaced parameter is another one
+        site = model.parameters.get(path) if model.rebuilt else None  # a replaced parameter is another one
         if site is None:
-            site = model.sites["parameter", path] = self._parameter(model, path, parameter)
+            site = model.parameters[path] = self._parameter(model, path, parameter)
         return site
 
     def _parameter(self, model: Model, path: str, parameter: Tensor) -> int:
@@ -266,8 +277,8 @@ class ModuleTree:
             op="frozen" if not parameter.requires_grad else None,
             model=model.site,
             shape=tuple(parameter.shape),
-            dtype=str(parameter.dtype).removeprefix("torch."),
-            device=str(parameter.device),
+            dtype=dtype_name(parameter.dtype),
+            device=device_name(parameter.device),
             parameters=parameter.numel(),
         )
 
@@ -282,16 +293,17 @@ class ModuleTree:
                 self.unique_name(leaf, "tensor"),
                 SiteKind.PARAMETER,
                 shape=tuple(leaf.shape),
-                dtype=str(leaf.dtype).removeprefix("torch."),
-                device=str(leaf.device),
+                dtype=dtype_name(leaf.dtype),
+                device=device_name(leaf.device),
                 parameters=leaf.numel(),
             )
         return site
 
-    def unique_name(self, target: object, fallback: str, wrapper: object = None) -> str:
-        """The user's name for an object (or for what it is wrapped in), made unique in this run."""
+    def unique_name(self, target: object, fallback: str, wrapper: object = None, names: list[str] | None = None) -> str:
+        """The user's name for an object (or for what it is wrapped in), made unique in this run; `names` that are
+        known already."""
         frames = self.recorder.frames
-        candidates: list[str] = attempt(lambda: frames.names_of(target)) or []
+        candidates: list[str] = names or attempt(lambda: frames.names_of(target)) or []
         if wrapper is not None and not candidates:
             candidates = attempt(lambda: frames.names_of(wrapper)) or []
         for name in candidates:
@@ -350,6 +362,8 @@ def _called_by(model: Model, threads: set[int]) -> bool:
 
 def _strip(path: str) -> str:
     """Module paths without the wrappers' names in the middle."""
+    if "_orig_mod" not in path and "_wrapped_module" not in path:
+        return path
     parts = [
         part
         for part in path.split(".")
@@ -371,12 +385,15 @@ def _holds_modules(root: nn.Module) -> bool:
     return False
 
 
-def _is_lazy(parameter: Any) -> bool:
-    return bool(is_lazy(parameter))
-
-
-def _size(parameter: Tensor) -> int:
-    return 0 if _is_lazy(parameter) else int(parameter.numel())
+def _sizes(parameters: list[Tensor]) -> tuple[int, int]:
+    """Elements of all of them, and of those that are trained; lazy ones have none yet."""
+    total = trainable = 0
+    for parameter in parameters:
+        if not is_lazy(parameter):
+            size = parameter.numel()
+            total += size
+            trainable += size if parameter.requires_grad else 0
+    return total, trainable
 
 
 def _has_weights(module: nn.Module) -> bool:

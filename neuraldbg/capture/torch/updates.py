@@ -89,20 +89,21 @@ class UpdateWatch:
     def _introduce_named(self) -> None:
         for optimizer, looked in list(self.unnamed.items()):
             looked[0] += 1
-            if looked[0] <= _LOOKS and self.core.recorder.frames.names_of(optimizer):
-                self.known(optimizer)
+            names = self.core.recorder.frames.names_of(optimizer) if looked[0] <= _LOOKS else []
+            if names:
+                self.known(optimizer, names)
 
     def _introduce_all(self) -> None:
         for optimizer, _ in list(self.unnamed.items()):
             self.known(optimizer)
 
-    def known(self, optimizer: Optimizer) -> Known:
+    def known(self, optimizer: Optimizer, names: list[str] | None = None) -> Known:
         one = self.optimizers.get(optimizer)
         if one is None or one.groups != len(optimizer.param_groups):
-            one = self._introduce(optimizer, one)
+            one = self._introduce(optimizer, one, names)
         return one
 
-    def _introduce(self, optimizer: Optimizer, one: Known | None) -> Known:
+    def _introduce(self, optimizer: Optimizer, one: Known | None, names: list[str] | None = None) -> Known:
         """Write down what an optimizer is and which parameters it owns; again when it got a new group."""
         recorder = self.core.recorder
         source = recorder.frames.line()
@@ -113,7 +114,7 @@ class UpdateWatch:
             one = self.optimizers[optimizer] = again[-1]  # a loop that makes its optimizer anew: one site is enough
             self.unnamed.pop(optimizer)
         if one is None:
-            name = self.core.tree.unique_name(optimizer, kind.lower())
+            name = self.core.tree.unique_name(optimizer, kind.lower(), names=names)
             site = recorder.add_site(name, SiteKind.OPTIMIZER, op=kind, source=source)
             one = self.optimizers[optimizer] = Known(site, name)
             self.unnamed.pop(optimizer)

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ MOST_ENTRIES = 1024  # layer calls of one step that are looked at
 MOST_FACTS = 16
 MOST_TRACED = 4  # passes that are run again to follow values
 _HEAD = 64
+_trained = attrgetter("requires_grad")
 _MARKED = 64
 
 
@@ -122,17 +124,17 @@ class GraphCuts:
         outputs = _floating(values[2])
         if layer.leaf or parameters:
             inputs = _floating(given_tensors(*values[:2]))
-            came = tuple(address for tensor in inputs if (address := _address(tensor)) is not None)
-            fed = any(tensor.requires_grad for tensor in inputs)
-            shared = not fed and any(window.had_graph(address) for address in came)
-            given = any(tensor.requires_grad for tensor in outputs)
+            came = tuple([address for tensor in inputs if (address := _address(tensor)) is not None])
+            fed = any(map(_trained, inputs))
+            shared = not fed and any(map(window.had_graph, came))
+            given = any(map(_trained, outputs))
             window.ran.append(
                 Ran(layer, one.id, torch.is_grad_enabled(), bool(inputs), fed, given, came, shared, parameters)
             )
         for tensor in outputs:
-            address = _address(tensor)
-            if address is not None and not (tensor.requires_grad is False and window.had_graph(address)):
-                window.put_out[address] = (tensor.requires_grad, _weak(tensor))
+            address, trained = _address(tensor), tensor.requires_grad
+            if address is not None and (trained or not window.had_graph(address)):
+                window.put_out[address] = (trained, _weak(tensor))
 
     def _parameters(self, layer: Layer) -> list[weakref.ref[Tensor]]:
         known = self._own.get(layer)
@@ -209,7 +211,7 @@ class GraphCuts:
     def _is_lost(self, ran: Ran, mine: set[int]) -> bool:
         """Trainable, owned by this optimizer, ran in this step, and no gradient ever came."""
         own = [parameter for ref in ran.parameters if (parameter := ref()) is not None and id(parameter) in mine]
-        return bool(own) and not any(parameter in self._reached for parameter in own)
+        return bool(own) and not any(map(self._reached.__contains__, own))
 
     def _settle(self, window: Window) -> None:
         """Layers that a gradient has reached can never be lost, and where none is lost nobody asks about the others."""
@@ -217,7 +219,7 @@ class GraphCuts:
             return
         for layer in {id(ran.layer): ran.layer for ran in window.ran}.values():
             own = [ref() for ref in self._own[layer]]
-            if all(parameter in self._reached for parameter in own):
+            if all(map(self._reached.__contains__, own)):
                 self._settled[layer] = bool(own)
 
     def _mark(self, ran: Ran) -> None:
@@ -320,7 +322,9 @@ def _same(parameter: Tensor, first: Tensor) -> bool:
 
 
 def _floating(values: Any) -> list[Tensor]:
-    found = values if type(values) is tuple and all(isinstance(one, Tensor) for one in values) else tensors(values)
+    if type(values) is tuple and len(values) == 1:
+        values = values[0]
+    found = (values,) if isinstance(values, Tensor) else tensors(values)
     return [tensor for tensor in found if tensor.is_floating_point() or tensor.is_complex()][:16]
 
 
@@ -330,7 +334,9 @@ def _weak(tensor: Tensor) -> Any:
 
 def _address(tensor: Tensor) -> int | None:
     """Where its storage begins: what detach(), .data, .numpy() and views share."""
-    if tensor.layout != torch.strided or not measurable(tensor) or not tensor.numel():
+    if tensor.layout is not torch.strided or not measurable(tensor) or not tensor.numel():
         return None
-    address = attempt(lambda: tensor.untyped_storage().data_ptr())
-    return address or None
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except RuntimeError:  # it has none
+        return None

@@ -38,7 +38,7 @@ class Histograms:
     def __init__(self, capture: TorchCapture) -> None:
         self.core = capture.core
         self._passes = capture.passes
-        self._due: dict[tuple[int, Kind], int] = {}
+        self._due: dict[Kind, dict[int, int]] = {kind: {} for kind in Kind}  # site -> step before which it has none
         self._rests: dict[int, int] = {}  # site of a layer -> step before which nothing of it is due
         self._swept: IdentityTable[tuple[int, int]] = IdentityTable()  # optimizer -> its parameters, and such a step
         self._gradient_arrived = self.core.guard.shield("histograms of gradients")(self._gradient)
@@ -46,24 +46,26 @@ class Histograms:
         self.core.take_part("update_done", "histograms of parameters", self._update_done, rarely=True)
 
     def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
-        if self.core.recorder.step < self._rests.get(layer.site, 0):
+        core, site, due = self.core, layer.site, self._due
+        if core.recorder.step < self._rests.get(site, 0) or not layer.watched or one.phase is not Phase.FORWARD:
             return
-        first = next(tensors(values[2]), None) if layer.watched and one.phase is Phase.FORWARD else None
+        first = values[2] if isinstance(values[2], Tensor) else next(tensors(values[2]), None)
         if first is None or not first.is_cpu:
             return
-        if self.core.wants(Kind.ACTIVATION):
-            self._count(first, layer.site, (Kind.ACTIVATION, one.phase, 0, one.id))
-        if first.requires_grad and one.grad and self.core.wants(Kind.GRADIENT) and self._is_due(layer, Kind.GRADIENT):
-            self._await(first, layer, one)
-        self._rests[layer.site] = min(self._due.get((layer.site, kind), 0) for kind in (Kind.ACTIVATION, Kind.GRADIENT))
+        if core.wants(Kind.ACTIVATION):
+            self._count(first, site, (Kind.ACTIVATION, one.phase, 0, one.id))
+        of_gradient = due[Kind.GRADIENT].get(site, 0)
+        if first.requires_grad and one.grad and core.wants(Kind.GRADIENT) and core.recorder.step >= of_gradient:
+            self._await(first, site, one)
+        self._rests[site] = min(due[Kind.ACTIVATION].get(site, 0), of_gradient)
 
-    def _await(self, tensor: Tensor, layer: Layer, one: Pass) -> None:
+    def _await(self, tensor: Tensor, site: int, one: Pass) -> None:
         """The gradient by a hook of its own, on the few passes that are due: the others are left alone."""
         core, observe = self.core, self._gradient_arrived
 
         def arrived(gradient: Tensor | None) -> None:
             if core.on and gradient is not None:
-                observe(gradient, layer.site, one.id)
+                observe(gradient, site, one.id)
 
         self._passes._hook(tensor, arrived)
 
@@ -73,9 +75,6 @@ class Histograms:
         took = now_ns() - begin
         self.core.own_ns += took
         self._passes.layers.set_aside(took)
-
-    def _is_due(self, layer: Layer, kind: Kind) -> bool:
-        return self.core.recorder.step >= self._due.get((layer.site, kind), 0)
 
     def _update_done(self, optimizer: Optimizer, _: Any) -> None:
         if not self.core.looking:
@@ -90,16 +89,17 @@ class Histograms:
             if site is not None and site not in tree.unwanted:
                 sites.append(site)
                 self._count(parameter, site, (Kind.PARAMETER, Phase.UPDATE, 0, -1))
-        rests = min((self._due.get((site, Kind.PARAMETER), 0) for site in sites), default=0)
+        due = self._due[Kind.PARAMETER]
+        rests = min([due.get(site, 0) for site in sites], default=0)
         self._swept[optimizer] = (len(parameters), rests)
 
     def _count(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:
-        step, key = self.core.recorder.step, (site, where[0])
-        if step < self._due.get(key, 0) or tensor.device.type != "cpu":
+        step, due = self.core.recorder.step, self._due[where[0]]
+        if step < due.get(site, 0) or not tensor.is_cpu:
             return
         counted = octaves_of(tensor)
         if counted is not None:
-            self._due[key] = step + max(LEAST_GAP, step // GROWTH)
+            due[site] = step + max(LEAST_GAP, step // GROWTH)
             self.core.recorder.histogram(site, where, counted)
 
 

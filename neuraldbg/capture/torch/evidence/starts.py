@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from neuraldbg.capture.torch.members import named_modules_of
+from neuraldbg.capture.torch.members import named_modules_of, own_named_parameters
 from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.stats import composed, measure
 
@@ -38,10 +39,11 @@ class Starts:
         if one.model.site in self._seen or not one.grad or not isinstance(root, nn.Module):
             return
         self._seen.add(one.model.site)
+        site_of = self.core.tree.parameter_site.get
         with torch.no_grad():
             for name, module in named_modules_of(root):
-                for own, parameter in module.named_parameters(recurse=False) if module._parameters else ():
-                    site = self.core.tree.parameter_site.get(parameter)
+                for own, parameter in own_named_parameters(module) if module._parameters else ():
+                    site = site_of(parameter)
                     if site is not None and _readable(parameter) and self._written < MOST_FACTS:
                         self._written += 1
                         self._write(site, own, name, module, parameter)
@@ -68,6 +70,7 @@ class Starts:
     def _write(self, site: int, own: str, path: str, module: nn.Module, parameter: Tensor) -> None:
         values = parameter.detach()
         values = values if values.dtype is torch.float32 else values.float()
+        shape = list(values.shape)
         mean, std, low, high, norm = _described(values)
         equal = _equal_rows(values)
         if equal and parameter.requires_grad:
@@ -78,13 +81,13 @@ class Starts:
             path=path,
             name=own,
             layer=type(module).__name__,
-            shape=list(values.shape),
+            shape=shape,
             trainable=parameter.requires_grad,
             mean=mean,
             std=std,
             low=low,
             high=high,
-            gain=None if values.dim() < 2 else norm / math.sqrt(values.shape[0]),  # of torch's Linear 0.58, Xavier's 1
+            gain=None if len(shape) < 2 else norm / math.sqrt(shape[0]),  # of torch's Linear 0.58, Xavier's 1
             equal_rows=equal,
         )
 
@@ -99,9 +102,9 @@ def _described(values: Tensor) -> tuple[float, ...]:
 
 
 def _readable(parameter: Any) -> bool:
-    if torch.nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.device.type != "cpu":
+    if is_lazy(parameter) or parameter.is_meta or not parameter.is_cpu:
         return False
-    plain = parameter.layout == torch.strided and parameter.is_floating_point()
+    plain = parameter.layout is torch.strided and parameter.is_floating_point()
     return bool(plain and 0 < parameter.numel() <= MOST_ELEMENTS)
 
 
@@ -109,8 +112,7 @@ def _equal_rows(values: Tensor) -> bool | None:
     """Whether every unit starts as a copy of the first; None where there is only one."""
     if values.dim() < 2 or values.shape[0] < 2:
         return None
-    rows = values.flatten(1)
-    return torch.equal(rows[0], rows[1]) and bool((rows == rows[:1]).all())
+    return torch.equal(values[0], values[1]) and bool((values == values[:1]).all())
 
 
 def _different(rows: Tensor, moved: float) -> int | None:
