@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.torch.passes import tensors as tensors_in
+from neuraldbg.capture.torch.nested import tensors as tensors_in
 from neuraldbg.capture.torch.recording import tensorfile
 from neuraldbg.capture.torch.recording.coding import Encoder, Generators, Unwritable
 from neuraldbg.capture.torch.recording.losses import Remade, told_loss

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.origin.rerun import as_it_was, unseen
-from neuraldbg.capture.torch.passes import RngState, autocast_as, tensors
+from neuraldbg.capture.torch.passes import RngState, autocast_as
 from neuraldbg.capture.torch.recording.hashing import Hasher, settled
 from neuraldbg.capture.torch.recording.losses import Remade
 from neuraldbg.capture.torch.recording.taking import state_of

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.torch.passes import CLONE_BYTES, PassRecord, RngState, output_digest, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import CLONE_BYTES, PassRecord, RngState, output_digest
 
 
 class Chance(nn.Module):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.passes import output_digest, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import output_digest
 from neuraldbg.capture.torch.recording import hashing
 from neuraldbg.capture.torch.recording.hashing import Hasher, LateDigest, LateSums, settled, sums_by_torch
 from neuraldbg.capture.torch.stats import digest_of

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, cannot_look, now_ns
-from neuraldbg.capture.torch.passes import tensors
+from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.capture.torch.worker_seeds import WorkerSeeds
 from neuraldbg.records import Call, Phase, SiteKind

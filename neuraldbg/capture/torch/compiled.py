@@ -30,7 +30,8 @@ from neuraldbg.capture.torch.compiled_graphs import (
 )
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.hooks import PassWatch
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.patches import Patches
 from neuraldbg.capture.torch.taps import Observed, copy_with_taps, holds_half
 from neuraldbg.capture.torch.tree import Layer

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.torch.passes import RngState, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import RngState
 
 _PIECE = 2**22  # elements that are summed at a time
 

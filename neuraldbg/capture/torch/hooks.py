@@ -24,18 +24,8 @@ from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, comp
 from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import UNTIMED, LayerWatch
 from neuraldbg.capture.torch.members import is_usual
-from neuraldbg.capture.torch.passes import (
-    CLONE_BYTES,
-    Pass,
-    PassRecord,
-    digest_of_all,
-    few_given,
-    few_items,
-    given_tensors,
-    light_record,
-    pass_begun,
-    tensors,
-)
+from neuraldbg.capture.torch.nested import few_given, few_items, given_tensors, tensors
+from neuraldbg.capture.torch.passes import CLONE_BYTES, Pass, PassRecord, digest_of_all, light_record, pass_begun
 from neuraldbg.capture.torch.quick import QuickLayers
 from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.capture.torch.structures import Structures, copies_of, named_buffers

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.stats import device_name, dtype_name, measurable
 from neuraldbg.capture.torch.tree import Layer
 from neuraldbg.records import Kind, Phase

@@ -17,7 +17,8 @@ from torch.nn.modules import module as torch_module
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.resources import device_bytes, host_allocated_bytes
 from neuraldbg.capture.torch.core import cannot_look
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.tree import Layer
 
 if TYPE_CHECKING:

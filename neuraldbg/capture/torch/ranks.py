@@ -24,8 +24,8 @@ from torch import Tensor
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.place import here, place_of
 from neuraldbg.capture.torch.core import cannot_look, now_ns
+from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.overlap import Overlap
-from neuraldbg.capture.torch.passes import tensors
 from neuraldbg.capture.torch.rank_digests import RankDigests, is_due
 from neuraldbg.capture.torch.shards import Shards, WouldWait, sharding_of, undisturbed_by_shards, why_not_again
 from neuraldbg.capture.torch.standing import Standing

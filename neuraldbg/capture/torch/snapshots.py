@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.tree import Layer
 
 DEFAULT_BYTES = 64 * 2**20

@@ -16,7 +16,8 @@ from neuraldbg.capture.torch.alarms import Alarms
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.frames import let_go
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.shown import shown_tensor
 from neuraldbg.capture.torch.stats import Measured, measurable, measure
 from neuraldbg.capture.torch.sweep import Sweep

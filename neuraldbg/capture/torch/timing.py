@@ -19,8 +19,9 @@ from neuraldbg.capture.torch.core import now_ns
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.launches import Launches
 from neuraldbg.capture.torch.memory import LayerMemory
+from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.out_of_memory import OutOfMemoryNotes
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 from neuraldbg.records import Phase

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from neuraldbg.capture.kernels import host
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
-from neuraldbg.capture.torch.passes import Pass, WeakValue, given_tensors, leaves, tensors
+from neuraldbg.capture.torch.nested import given_tensors, leaves, tensors
+from neuraldbg.capture.torch.passes import Pass, WeakValue
 from neuraldbg.capture.torch.pieces import copy_of
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neuraldbg.capture.torch.evidence.rows import as_array, bytes_of, joined, keys_of
-from neuraldbg.capture.torch.passes import tensors
+from neuraldbg.capture.torch.nested import tensors
 
 EPOCH_BYTES = 8 * 2**20  # of one loader's batches
 MOST_LOADERS = 8

@@ -19,7 +19,8 @@ from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.evidence.graphs_trace import follow
 from neuraldbg.capture.torch.members import own_parameters
-from neuraldbg.capture.torch.passes import Pass, given_tensors, tensors
+from neuraldbg.capture.torch.nested import given_tensors, tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.capture.torch.tree import Layer

@@ -13,7 +13,8 @@ from torch import Tensor
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.growing import growing_line
 from neuraldbg.capture.torch.in_sight import held_by_the_user
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.evidence.graph_walk import LEAF, Visit, Walk, known_walk
 from neuraldbg.capture.torch.evidence.graphs_targets import target_side
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.sweep import owned
 
 if TYPE_CHECKING:

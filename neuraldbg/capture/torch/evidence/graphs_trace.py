@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.identity import IdentityTable
+from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.origin.rerun import Rerun, as_it_was, unseen
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.passes import Pass
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.core import Core

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.loss import anatomy_of
+from neuraldbg.capture.torch.nested import map_leaves, tensors
 from neuraldbg.capture.torch.origin.rerun import Rerun, as_it_was, unseen
-from neuraldbg.capture.torch.passes import KeptTensor, Pass, map_leaves, tensors
+from neuraldbg.capture.torch.passes import KeptTensor, Pass
 from neuraldbg.capture.torch.stats import plain
 
 if TYPE_CHECKING:

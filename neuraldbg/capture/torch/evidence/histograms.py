@@ -16,7 +16,8 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import host, twin
 from neuraldbg.capture.kernels.elements import BINS, WIDTH
 from neuraldbg.capture.torch.core import now_ns
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.stats import dense, measurable, plain, thinned
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.capture.torch.tree import Layer

@@ -51,8 +51,9 @@ from neuraldbg.capture.torch.evidence.loss_values import (
 from neuraldbg.capture.torch.evidence.penalties import penalties_of
 from neuraldbg.capture.torch.evidence.pooling import padding_share, pools_of
 from neuraldbg.capture.torch.evidence.sequences import as_rows, padded_targets, shift_of
+from neuraldbg.capture.torch.nested import given_tensors, tensors
 from neuraldbg.capture.torch.origin.lines import made_at
-from neuraldbg.capture.torch.passes import Pass, given_tensors, tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.pieces import copy_of
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer

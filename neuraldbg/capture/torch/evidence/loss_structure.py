@@ -20,7 +20,8 @@ from neuraldbg.capture.torch.evidence.loss_terms import (
 )
 from neuraldbg.capture.torch.evidence.loss_values import TARGETS, Values
 from neuraldbg.capture.torch.members import modules_of
-from neuraldbg.capture.torch.passes import KeptTensor, Pass, leaves
+from neuraldbg.capture.torch.nested import leaves
+from neuraldbg.capture.torch.passes import KeptTensor, Pass
 
 
 def structure_of(term: LossTerm, graph: Walk) -> Values:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.tree import Layer
 
 MOST_LAYERS = 256

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from neuraldbg.capture.torch.evidence.host_copies import HostCopies
 from neuraldbg.capture.torch.evidence.sequences import padding_of
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.tree import Layer
 
 Array = NDArray[Any]

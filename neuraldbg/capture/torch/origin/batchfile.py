@@ -10,7 +10,8 @@ from torch import Tensor
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.hooks import PassWatch
-from neuraldbg.capture.torch.passes import KeptTensor, Pass, WeakValue, leaves
+from neuraldbg.capture.torch.nested import leaves
+from neuraldbg.capture.torch.passes import KeptTensor, Pass, WeakValue
 
 MOST_BYTES = 32 * 2**20
 NAME = "bad-batch.pt"

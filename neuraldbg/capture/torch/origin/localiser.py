@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.frames import Frames
+from neuraldbg.capture.torch.nested import map_tensors, tensors
 from neuraldbg.capture.torch.origin.values import describe, has_nan, not_finite, only_masks, readable
-from neuraldbg.capture.torch.passes import map_tensors, tensors
 
 MOST_EVENTS = 5000  # operations with a bad output that are remembered
 DESCRIBED = 64  # of them that are described in full

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.nested import leaves, tensors
 from neuraldbg.capture.torch.origin.localiser import Event, Localiser
 from neuraldbg.capture.torch.origin.values import not_finite
-from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, leaves, tensors
+from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord
 from neuraldbg.capture.torch.tree import unwrap
 
 GUARDED_BYTES = 2**28  # of parameters that are copied in case the forward writes to them

@@ -13,6 +13,7 @@ from torch import Tensor
 from neuraldbg.capture.guard import attempt, attempt_or_why
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.hooks import PassWatch
+from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.origin.answer import Answer, from_chain, from_suspect
 from neuraldbg.capture.torch.origin.graph import Path, bad_constants, bad_saved, judge, suspects
 from neuraldbg.capture.torch.origin.lines import LossLines
@@ -20,7 +21,7 @@ from neuraldbg.capture.torch.origin.localiser import Localiser, TimeIsUp
 from neuraldbg.capture.torch.origin.outside import maker
 from neuraldbg.capture.torch.origin.rerun import Rerun
 from neuraldbg.capture.torch.origin.values import bad_rows, describe, has_nan, not_finite, only_masks, readable
-from neuraldbg.capture.torch.passes import Pass, tensors
+from neuraldbg.capture.torch.passes import Pass
 
 LIMIT_S = 0.8
 BATCHES = 4  # the last ones a loader gave, held weakly

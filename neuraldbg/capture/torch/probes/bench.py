@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from neuraldbg.capture.torch.core import Core
-from neuraldbg.capture.torch.passes import KeptTensor, map_leaves
+from neuraldbg.capture.torch.nested import map_leaves
+from neuraldbg.capture.torch.passes import KeptTensor
 from neuraldbg.capture.torch.probes.loss_replay import TapedPass
 from neuraldbg.capture.torch.probes.mixing import Place
 from neuraldbg.capture.torch.probes.sample import Sample, Samples, Specimen

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.passes import tensors
+from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.probes.bench import Bench, Fact, Skip, inputs_of, rms
 from neuraldbg.capture.torch.probes.mixing import Place, first_jump, listen
 from neuraldbg.capture.torch.probes.sample import Sample

@@ -17,7 +17,8 @@ from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels.host import same_bits
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.members import named_buffers_of, parameters_of
-from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord, leaves, map_leaves, map_tensors, tensors
+from neuraldbg.capture.torch.nested import leaves, map_leaves, map_tensors, tensors
+from neuraldbg.capture.torch.passes import KeptTensor, Pass, PassRecord
 from neuraldbg.capture.torch.pieces import copied, copy_of
 from neuraldbg.capture.torch.probes.graph_nodes import Unknown
 from neuraldbg.capture.torch.probes.loss_replay import Tape, TapedPass

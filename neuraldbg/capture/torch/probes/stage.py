@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules import module as torch_module
 
-from neuraldbg.capture.torch.passes import KeptTensor, RngState, autocast_as, map_leaves, tensors
+from neuraldbg.capture.torch.nested import map_leaves, tensors
+from neuraldbg.capture.torch.passes import KeptTensor, RngState, autocast_as
 from neuraldbg.capture.torch.probes.loss_replay import TapedPass
 from neuraldbg.capture.torch.probes.sample import Sample, Specimen
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.passes import KeptTensor, NamedItems, RngState
+from neuraldbg.capture.torch.nested import NamedItems
+from neuraldbg.capture.torch.passes import KeptTensor, RngState
 from neuraldbg.capture.torch.recording.structure import Layout
 from neuraldbg.capture.torch.recording.tensorfile import writable
 

@@ -14,7 +14,7 @@ from neuraldbg.capture.guard import attempt_or_why
 from neuraldbg.capture.kernels import host
 from neuraldbg.capture.kernels.device import DevicePass, readable
 from neuraldbg.capture.kernels.twin import KEYS, hash_from_sums
-from neuraldbg.capture.torch.passes import tensors
+from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.stats import all_salted, digest_of, measurable, salted
 
 HASHED_BYTES: Final = 2 * 2**20  # of gradients, in one update: of more, others have their turn in the next one

@@ -12,7 +12,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt_or_why
-from neuraldbg.capture.torch.passes import Autocast, KeptTensor, PassRecord, leaves
+from neuraldbg.capture.torch.nested import leaves
+from neuraldbg.capture.torch.passes import Autocast, KeptTensor, PassRecord
 from neuraldbg.capture.torch.recording import tensorfile
 from neuraldbg.capture.torch.recording.coding import Encoder, Generators, Repeats, Unwritable
 from neuraldbg.capture.torch.recording.environment import environment, user_files

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch.core import PREPARED, Core, now_ns
-from neuraldbg.capture.torch.passes import Pass, PassRecord, any_casting, casting, few_given, tensors
+from neuraldbg.capture.torch.nested import few_given, tensors
+from neuraldbg.capture.torch.passes import Pass, PassRecord, any_casting, casting
 from neuraldbg.capture.torch.patches import Patches
 from neuraldbg.capture.torch.pieces import Memory, copied, copy_of, memory_for
 from neuraldbg.capture.torch.recording.changes import clipped, listed, unscaled, zeroed

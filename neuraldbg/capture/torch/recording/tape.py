@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from neuraldbg.capture.torch.passes import Autocast, KeptTensor, PassRecord, leaves
+from neuraldbg.capture.torch.nested import leaves
+from neuraldbg.capture.torch.passes import Autocast, KeptTensor, PassRecord
 from neuraldbg.capture.torch.recording.hashing import Digest
 from neuraldbg.capture.torch.recording.losses import Loss, Remade
 from neuraldbg.capture.torch.recording.pacing import Bounds
