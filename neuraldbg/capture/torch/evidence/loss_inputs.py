@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neuraldbg.capture.budget import FIRST_IN_FULL
 from neuraldbg.capture.identity import IdentityTable
-from neuraldbg.capture.torch.core import ENOUGH_LOOKS, LATER_LOOK
+from neuraldbg.capture.torch.core import ALONE_LOOKS
 from neuraldbg.capture.torch.evidence.attention import Attention, attentions_of, of_seen, seen_keys
 from neuraldbg.capture.torch.evidence.broadcasts import broadcast_of
 from neuraldbg.capture.torch.evidence.graph_walk import Walk, shared_walk
@@ -144,8 +145,8 @@ class LossInputs:
         if not (core.looking and line.looks < _wanted(line)) and core.backwards < line.next_look:
             self._wake()
             return
-        if not core.looking and core.budget.starting and line.looks >= ENOUGH_LOOKS:
-            line.next_look = core.backwards + LATER_LOOK  # steps are long, and one of the first is looked at later
+        if not core.looking and core.budget.starting and line.looks >= ALONE_LOOKS:
+            line.next_look = core.backwards + FIRST_IN_FULL  # steps are long, and all look together at one later
             self._wake()
             return
         if core.packed and not core.looking:
