@@ -34,7 +34,7 @@ from pairs import Much, Outcome, compare
 
 # steps of a turn, which takes a second or more: threads that work by the clock (the trace is written once a second)
 # find that all the others' turns have passed whenever theirs begins: in shorter ones they take more than their share
-TURNS = {"mlp": 120, "resnet": 6, "gpt": 5}
+TURNS = {"mlp": 200, "resnet": 6, "gpt": 5}
 FIRST = 20  # updates that are watched in full
 SHORT_PAIRS = 12
 

@@ -103,9 +103,6 @@ class Trainer:
             cwd=self._folder.name,
         )
         try:
-            if cores is not None:
-                with suppress(ProcessLookupError):  # it died at once, and says why below
-                    os.sched_setaffinity(self._process.pid, cores)  # what it starts inherits them
             line, _ = listening.accept()
         except TimeoutError:
             raise RuntimeError(f"{arm.name} did not start:\n{self.said()}") from None
@@ -114,7 +111,18 @@ class Trainer:
         self._talk = line.makefile("rw", buffering=1)
         line.close()
         self.pid = int(self._talk.readline())
+        if cores is not None:
+            self._keep_to(cores)
         self._cpu_before, self._wall_before, self.peak_kb = self._turn(0)
+
+    def _keep_to(self, cores: frozenset[int]) -> None:
+        """Only now: a process that sees one core while it imports NumPy has no thread of OpenBLAS, and without any
+        second thread libc and torch take no locks. A bare step is 2 % faster then than anywhere else."""
+        everyone = psutil.Process(self.pid)
+        for process in (everyone, *everyone.children(recursive=True)):
+            for thread in process.threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cores)
 
     def _command(self, program: str, address: str) -> list[str]:
         script = [str(HERE / "programs.py"), program, address, *([self.arm.peer] if self.arm.peer else [])]

@@ -78,7 +78,11 @@ class Sweep:
         if self.core.tree.unwanted:
             kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
         if self.quick.c is not None:
-            kept = self.quick.moved(kept)
+            plan = self.earlier.planned(kept)
+            left = self.quick.moved(kept, keeps=plan is not None)
+            if plan is not None and not left:
+                plan.standing = [parameter._version for _, parameter, _ in kept]
+            kept = left
         if not kept:
             return
         if all(parameter.is_cuda for _, parameter, _ in kept):
