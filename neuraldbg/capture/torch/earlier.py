@@ -142,8 +142,8 @@ class _Shared(Memory):
 
 
 class Plan:
-    """`jobs` for `frameless.keep` and what it fills; empty where C cannot do it, or once a parameter is gone. `standing`:
-    versions of the parameters when the copies were made to hold what an update left behind."""
+    """`jobs` for `frameless.keep` and what it fills; empty where C cannot do it, or once a parameter is gone.
+    `standing`: versions of the parameters when the copies were made to hold what an update left behind."""
 
     jobs: list[tuple[Any, ...]]
     copies: list[Tensor | None]

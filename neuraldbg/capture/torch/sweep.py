@@ -89,16 +89,16 @@ class Sweep:
             self._after_elsewhere(kept)
             return
         pairs = [(parameter, parameter if before is None else before) for _, parameter, before in kept]
-        left: _Kept = []
+        elsewhere: _Kept = []
         for one, rows in zip(kept, moved_each(pairs), strict=True):
             if rows is None:
-                left.append(one)
+                elsewhere.append(one)
                 continue
             self._write(one[0], Kind.PARAMETER, rows[0])
             if one[2] is not None:
                 self._write(one[0], Kind.UPDATE, rows[1])
-        if left:
-            self._after_elsewhere(left)
+        if elsewhere:
+            self._after_elsewhere(elsewhere)
 
     def _after_elsewhere(self, kept: _Kept) -> None:
         """Parameters on a device, or of a kind that the host's kernel cannot read."""
