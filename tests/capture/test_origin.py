@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from nan_programs import EXPLODING, PROGRAMS, Program
 from torch import nn
+from torch.fx import traceback as fx_traceback
 from watching import facts, watching
 
 from neuraldbg.errors import StoppedOnNaN
@@ -180,6 +182,26 @@ def test_what_a_forward_writes_to_its_module_is_put_back(tmp_path: Path) -> None
         _train(model, steps=1)
     assert (model.count, model.calls) == (1, [1])
     assert facts(tmp_path, "origin")[0]["method"] == "replay"
+
+
+def test_autograd_keeps_the_users_lines_and_torch_its_own_way(tmp_path: Path) -> None:
+    """Of the first updates: what a node keeps is written by the user's frames alone, and nothing stays replaced."""
+    usual, kept = fx_traceback.format_stack, []
+    with watching(tmp_path, budget=0.01):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            loss = (model(torch.ones(2, 4)) - 1).square().mean()
+            assert loss.grad_fn is not None
+            kept.append(loss.grad_fn.metadata.get("traceback_"))
+            loss.backward()
+            assert fx_traceback.format_stack is usual
+            optimizer.step()
+    here = test_autograd_keeps_the_users_lines_and_torch_its_own_way.__code__
+    line = here.co_firstlineno + 7
+    assert all(f'File "{here.co_filename}", line {line}, in {here.co_name}' in one[-1] for one in kept[:3])
+    assert kept[3:] == [None, None]
+    assert not any("torch" + os.sep in text or "neuraldbg" + os.sep in text for one in kept[:3] for text in one)
 
 
 def test_only_the_first_origin_is_looked_for(tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ class EarlierValues:
             for parameter, room in zip(parameters, rooms_for(foreseen(parameters)), strict=False):
                 self._copies[parameter] = room
 
-    def take(self, parameters: list[Tensor]) -> list[Tensor | None]:
-        """A copy of each, None of those whose turn it is not."""
+    def take(self, parameters: list[Tensor], *, at_once: bool = False) -> list[Tensor | None]:
+        """A copy of each, None of those whose turn it is not. `at_once`: no update that was not measured came since."""
         plan = self._plans.get(id(parameters[0])) if parameters else None
         if plan is not None and plan.jobs:
             standing, plan.standing = plan.standing, None
-            if frameless.keep(parameters, plan.jobs, standing):
+            if frameless.keep(parameters, plan.jobs, standing if at_once else None):
                 return plan.copies
         with self._lock:  # several threads may train
             copies = self._rooms_for(parameters)

@@ -42,6 +42,7 @@ class Sweep:
         self.quick = quick
         self.earlier = EarlierValues(under_budget=core.budget.share is not None)
         self._told = False
+        self._quiet = -1  # steps not measured so far, at the last update whose values were kept
         self._missing: dict[int, frozenset[int]] = {}
         self.keep_norms = False
         self.local: Callable[[Tensor], Tensor] | None = None  # of a parameter that several ranks share: the part here
@@ -67,11 +68,14 @@ class Sweep:
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
-        before = self.earlier.take(list(map(_second, found)))
+        before = self.earlier.take(list(map(_second, found)), at_once=self._quiet == self._quiet_steps())
         if self.earlier.too_large and not self._told:
             self._told = True
             self.core.recorder.note("info", TOO_LARGE)
         return list(zip(map(_first, found), map(_second, found), before, strict=True))
+
+    def _quiet_steps(self) -> int:
+        return self.core.budget.steps - self.core.budget.sampled
 
     @torch.no_grad()
     def after(self, kept: _Kept) -> None:
@@ -82,6 +86,7 @@ class Sweep:
             left = self.quick.moved(kept, keeps=plan is not None)
             if plan is not None and not left:
                 plan.standing = [parameter._version for _, parameter, _ in kept]
+                self._quiet = self._quiet_steps()
             kept = left
         if not kept:
             return
