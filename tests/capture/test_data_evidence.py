@@ -139,6 +139,24 @@ def test_labels_without_a_number_are_not_counted() -> None:
     assert _counts_of(torch.tensor([1j])) is None
 
 
+@pytest.mark.parametrize("rows", [8, 2000])
+def test_labels_are_told_of_the_batches_they_came_in(tmp_path: Path, rows: int) -> None:
+    """Few are counted several batches at once, many as they come; what a script does to them afterwards is its own."""
+    given = []
+    with watching(tmp_path):
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(21):
+            labels = torch.randint(0, 3, (rows if step % 5 else 8,))
+            given.append([step, [[at, int(n)] for at, n in enumerate(labels.bincount()) if n]])
+            nn.functional.cross_entropy(model(torch.randn(len(labels), 4)), labels).backward()
+            labels.zero_()
+            optimizer.step()
+            optimizer.zero_grad()
+    (fact,) = facts(tmp_path, "label_batches")
+    assert (fact["calls"], fact["batches"]) == (21, given)
+
+
 def test_data_of_any_kind_does_no_harm(tmp_path: Path) -> None:
     odd = [torch.randn(6, 4, dtype=torch.bfloat16), np.arange(6.0), np.array(["a"] * 6), torch.empty(0, 4)]
     odd += [torch.randn(6, 4, device="meta"), torch.eye(6).to_sparse(), torch.ones(6, dtype=torch.complex64)]

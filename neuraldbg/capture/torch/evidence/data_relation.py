@@ -12,8 +12,7 @@ from torch import Tensor
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array
 
-TOGETHER = 512  # rows that are looked through at once: batch by batch it takes five times as long
-MOST_ROWS = 1600
+MOST_ROWS = TOGETHER = 1600  # and so many are looked through at once: batch by batch it takes five times as long
 FEWEST_ROWS = 96
 FEATURES = 128
 MOST_CALLS = 400
