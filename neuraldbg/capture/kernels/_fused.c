@@ -239,7 +239,7 @@ static void run_job(const instruction_set *set, job *one, int hash)
     if (one->gradient)
         one->gradient_now = measure_one(set, one->gradient, one->gradient_dtype, one->count, NULL, none);
     if (one->before)
-        measure_moved(set, one->at, (char *)one->before, one->dtype, one->count, 0, &one->now, &one->moved);
+        measure_moved(set, one->at, one->before, one->dtype, one->count, &one->now, &one->moved);
     else
         one->now = measure_one(set, one->at, one->dtype, one->count, hash ? &one->hash : NULL, none);
 }

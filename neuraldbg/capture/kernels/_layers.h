@@ -81,8 +81,7 @@ typedef struct {
 
 static PyTypeObject *hook_type = NULL;
 static PyObject *S_is_cpu, *S_layout, *S_nested, *S_dtype, *S_shape, *S_numel, *S_contiguous, *S_neg, *S_data_ptr, *S_requires,
-    *S_leaf, *S_hooks, *S_grad_fn, *S_register, *S_grad,
-    *S_version;
+    *S_leaf, *S_hooks, *S_grad_fn, *S_register, *S_grad;
 
 static int64_t clock_of(clockid_t which)
 {

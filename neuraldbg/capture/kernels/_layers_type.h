@@ -337,8 +337,7 @@ static int add_layers(PyObject *module)
                  {&S_neg, "is_neg"},          {&S_data_ptr, "data_ptr"},
                  {&S_requires, "requires_grad"}, {&S_leaf, "is_leaf"},
                  {&S_hooks, "_backward_hooks"}, {&S_grad_fn, "grad_fn"},
-                 {&S_register, "_register_hook_dict"}, {&S_grad, "grad"},
-                 {&S_version, "_version"}};
+                 {&S_register, "_register_hook_dict"}, {&S_grad, "grad"}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (!(*names[i].at = PyUnicode_InternFromString(names[i].name)))
             return -1;

@@ -238,9 +238,8 @@ static int look_at_both(const instruction_set *set, const void *values, const vo
     return 1;
 }
 
-/* A parameter as it is and how far it moved, in one pass over both. `keeps`: what was before becomes what is now, chunk
-   by chunk while both are in the caches; doubles may be read twice, and are copied behind it all. */
-static void measure_moved(const instruction_set *set, const char *at, char *before, int dtype, int64_t n, int keeps,
+/* A parameter as it is and how far it moved, in one pass over both. */
+static void measure_moved(const instruction_set *set, const char *at, const char *before, int dtype, int64_t n,
                           measured *now, measured *moved)
 {
     double shifts[2] = {0, 0};
@@ -250,18 +249,14 @@ static void measure_moved(const instruction_set *set, const char *at, char *befo
         size_t size = (size_t)(n - start < CHUNK ? n - start : CHUNK);
         const void *values = decoded(set, at + start * WIDTH[dtype], dtype, size, room);
         const void *old = decoded(set, before + start * WIDTH[dtype], dtype, size, room_before);
-        if (!look_at_both(set, values, old, dtype, size, shifts, &now->of, &moved->of)) {
-            look(set, values, dtype, size, &shifts[0], &now->of);
-            minus(set, values, old, is_wide(dtype), size, room_before);
-            look(set, room_before, dtype, size, &shifts[1], &moved->of);
-        }
-        if (keeps && dtype != F64)
-            memcpy(before + start * WIDTH[dtype], at + start * WIDTH[dtype], size * WIDTH[dtype]);
+        if (look_at_both(set, values, old, dtype, size, shifts, &now->of, &moved->of))
+            continue;
+        look(set, values, dtype, size, &shifts[0], &now->of);
+        minus(set, values, old, is_wide(dtype), size, room_before);
+        look(set, room_before, dtype, size, &shifts[1], &moved->of);
     }
     if (dtype == F64) {
         scaled_again(at, NULL, n, now);
         scaled_again(at, before, n, moved);
-        if (keeps)
-            memcpy(before, at, (size_t)n * WIDTH[dtype]);
     }
 }

@@ -48,17 +48,15 @@ failed:
     return NULL;
 }
 
-PyDoc_STRVAR(moved_doc, "moved(step, [(site, parameter, before or None), ...], keeps) -> [those it cannot read, ...]\n\n"
-                        "Of each parameter what it is now and how far it moved, in one pass over both. `keeps`: those before,\n"
-                        "which are ours, hold what is now then.");
+PyDoc_STRVAR(moved_doc, "moved(step, [(site, parameter, address before or 0), ...]) -> [those it cannot read, ...]\n\n"
+                        "Of each parameter what it is now and how far it moved, in one pass over both.");
 
 static PyObject *watch_moved(PyObject *self, PyObject *args)
 {
     watch *of = (watch *)self;
     PyObject *items, *left = PyList_New(0);
     long long step;
-    int keeps;
-    if (!left || !PyArg_ParseTuple(args, "LO!p", &step, &PyList_Type, &items, &keeps))
+    if (!left || !PyArg_ParseTuple(args, "LO!", &step, &PyList_Type, &items))
         goto failed;
     of->step = step;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
@@ -74,7 +72,7 @@ static PyObject *watch_moved(PyObject *self, PyObject *args)
         if (plain == 1 && before != Py_None) {
             PyThreadState *released = one.count * WIDTH[one.dtype] >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
             float_state floats = plain_floats();
-            measure_moved(set_of(0), one.at, (char *)old.at, one.dtype, one.count, keeps, &one.now, &one.moved);
+            measure_moved(set_of(0), one.at, old.at, one.dtype, one.count, &one.now, &one.moved);
             restore_floats(floats);
             if (released)
                 PyEval_RestoreThread(released);

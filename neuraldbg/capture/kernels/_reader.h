@@ -167,38 +167,28 @@ static PyObject *hang_on(PyObject *module, PyObject *const *args, Py_ssize_t giv
     return hung < 0 ? NULL : PyBool_FromLong(hung);
 }
 
-PyDoc_STRVAR(keep_doc, "keep(tensors, plan, versions) -> whether all are copied as planned\n\n"
+PyDoc_STRVAR(keep_doc, "keep(tensors, plan) -> whether each was copied as planned\n\n"
                        "plan: (weak reference, address, shape, dtype, where to, bytes) of each, in order. Nothing is promised of\n"
-                       "the copies where one of them is another tensor now or lies otherwise. versions: of each when its copy\n"
-                       "was made, or None; what was not changed since is not copied again.");
+                       "the copies where one of them is another tensor now or lies otherwise.");
 
-#define SAMPLED 8192 /* bytes, of which a line is compared */
-#define LINE 64
+#define PAST_CACHES 131072 /* bytes: a larger copy is not read before the update has taken the caches for itself */
 
-/* Version counters do not tell of what is written through `.data`: a line of every so many bytes does, or all of a small
-   tensor. */
-static int looks_alike(const char *one, const char *other, size_t bytes)
+/* Written past the caches, memory need not be read first to be overwritten: a fifth less time for 5 MB. */
+static void copy_for_later(char *to, const char *from, size_t bytes)
 {
-    if (bytes <= SAMPLED)
-        return !memcmp(one, other, bytes);
-    for (size_t start = 0; start + SAMPLED <= bytes; start += SAMPLED) {
-        size_t at = start + mixed(start) % (SAMPLED / LINE) * LINE;
-        if (memcmp(one + at, other + at, LINE))
-            return 0;
+    size_t done = 0;
+#if defined(__GNUC__) && defined(__x86_64__)
+    if (bytes >= PAST_CACHES && (uintptr_t)to % 16 == 0) {
+        for (; done + 64 <= bytes; done += 64)
+            for (size_t k = done; k < done + 64; k += 16)
+                _mm_stream_si128((__m128i *)(to + k), _mm_loadu_si128((const __m128i *)(from + k)));
+        _mm_sfence();
     }
-    return !memcmp(one + bytes - LINE, other + bytes - LINE, LINE);
+#endif
+    memcpy(to + done, from + done, bytes - done);
 }
 
-/* -1 = an error, 0 = no, 1 = yes */
-static int of_version(PyObject *tensor, PyObject *version)
-{
-    PyObject *now = PyObject_GetAttr(tensor, S_version);
-    int same = now ? PyObject_RichCompareBool(now, version, Py_EQ) : -1;
-    Py_XDECREF(now);
-    return same;
-}
-
-static int keep_one(PyObject *tensor, PyObject *planned, PyObject *version)
+static int keep_one(PyObject *tensor, PyObject *planned)
 {
     PyObject *ref, *shape, *dtype;
     unsigned long long at, to;
@@ -217,25 +207,18 @@ static int keep_one(PyObject *tensor, PyObject *planned, PyObject *version)
     int same = now_shape ? PyObject_RichCompareBool(now_shape, shape, Py_EQ) : -1;
     Py_XDECREF(now_shape);
     MUST(same);
-    char *copy = (char *)(uintptr_t)to;
-    const char *value = (const char *)(uintptr_t)at;
-    int stands = version ? of_version(tensor, version) : 0;
-    if (stands < 0)
-        return -1;
-    if (!stands || !looks_alike(copy, value, (size_t)bytes))
-        memcpy(copy, value, (size_t)bytes);
+    copy_for_later((char *)(uintptr_t)to, (const char *)(uintptr_t)at, (size_t)bytes);
     return 1;
 }
 
 static PyObject *keep(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    if (given != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]))
-        return PyErr_Format(PyExc_TypeError, "keep takes two lists, and one more or None");
+    if (given != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "keep takes two lists");
     Py_ssize_t n = PyList_GET_SIZE(args[0]);
-    int kept = n == PyList_GET_SIZE(args[1]), stand = PyList_Check(args[2]) && PyList_GET_SIZE(args[2]) == n;
+    int kept = n == PyList_GET_SIZE(args[1]);
     for (Py_ssize_t i = 0; kept == 1 && i < n; i++)
-        kept = keep_one(PyList_GET_ITEM(args[0], i), PyList_GET_ITEM(args[1], i),
-                        stand ? PyList_GET_ITEM(args[2], i) : NULL);
+        kept = keep_one(PyList_GET_ITEM(args[0], i), PyList_GET_ITEM(args[1], i));
     return kept < 0 ? NULL : PyBool_FromLong(kept);
 }
 

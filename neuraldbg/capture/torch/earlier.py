@@ -25,7 +25,7 @@ class EarlierValues:
         self._under_budget = under_budget
         self._room = TURN_BYTES if under_budget else FULL_BYTES
         self._copies: IdentityTable[Tensor] = IdentityTable()
-        self._plans: dict[int, Plan] = {}  # by the first parameter: an optimizer has the same ones each time
+        self._plans: dict[int, _Plan] = {}  # by the first parameter: an optimizer has the same ones each time
         self._shared = _Shared(self._room)
         self._lock = threading.Lock()
         self._next = 0  # parameter that the next turn begins with
@@ -37,13 +37,11 @@ class EarlierValues:
             for parameter, room in zip(parameters, rooms_for(foreseen(parameters)), strict=False):
                 self._copies[parameter] = room
 
-    def take(self, parameters: list[Tensor], *, at_once: bool = False) -> list[Tensor | None]:
-        """A copy of each, None of those whose turn it is not. `at_once`: no update that was not measured came since."""
+    def take(self, parameters: list[Tensor]) -> list[Tensor | None]:
+        """A copy of each, None of those whose turn it is not."""
         plan = self._plans.get(id(parameters[0])) if parameters else None
-        if plan is not None and plan.jobs:
-            standing, plan.standing = plan.standing, None
-            if frameless.keep(parameters, plan.jobs, standing if at_once else None):
-                return plan.copies
+        if plan is not None and plan.jobs and frameless.keep(parameters, plan.jobs):
+            return plan.copies
         with self._lock:  # several threads may train
             copies = self._rooms_for(parameters)
         groups: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
@@ -57,14 +55,6 @@ class EarlierValues:
         if parameters and frameless.keep is not None:
             self._planned(parameters, copies)
         return copies
-
-    def planned(self, kept: list[tuple[int, Tensor, Tensor | None]]) -> Plan | None:
-        """How those copies were made, where they may hold what the update made of the parameters: that is what the next
-        one begins with, unless somebody changes them in between."""
-        plan = self._plans.get(id(kept[0][1])) if kept else None
-        if plan is None or not plan.jobs or len(plan.copies) != len(kept) or plan.copies[0] is not kept[0][2]:
-            return None
-        return plan
 
     def _rooms_for(self, parameters: list[Tensor]) -> list[Tensor | None]:
         """Where the copies go."""
@@ -91,7 +81,7 @@ class EarlierValues:
         are not kept from one step to the next."""
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
-        self._plans[id(parameters[0])] = Plan(parameters, copies)
+        self._plans[id(parameters[0])] = _Plan(parameters, copies)
 
     def _turn(self, parameters: list[Tensor]) -> tuple[list[int], bool]:
         """Those that fit, from where the last turn ended; everything when it does. And whether they take turns."""
@@ -141,13 +131,11 @@ class _Shared(Memory):
         return copy
 
 
-class Plan:
-    """`jobs` for `frameless.keep` and what it fills; empty where C cannot do it, or once a parameter is gone.
-    `standing`: versions of the parameters when the copies were made to hold what an update left behind."""
+class _Plan:
+    """`jobs` for `frameless.keep` and what it fills; empty where C cannot do it, or once a parameter is gone."""
 
     jobs: list[tuple[Any, ...]]
     copies: list[Tensor | None]
-    standing: list[int] | None
 
     def __init__(self, parameters: list[Tensor], copies: list[Tensor | None]) -> None:
         self.forget()
@@ -170,4 +158,4 @@ class Plan:
         self.jobs, self.copies = jobs, copies
 
     def forget(self) -> None:
-        self.jobs, self.copies, self.standing = [], [], None
+        self.jobs, self.copies = [], []

@@ -154,10 +154,9 @@ class QuickLayers:
         norm = math.nan if nans else math.inf if infs else math.sqrt(squares)
         return None if left else norm, left
 
-    def moved(self, kept: list[Any], *, keeps: bool) -> list[Any]:
-        """Writes what each parameter is and how far it moved; returns those that are left. `keeps`: the copies from
-        before hold what is now then."""
-        left: list[Any] = self.c.moved(self.core.recorder.step, kept, keeps)
+    def moved(self, kept: list[Any]) -> list[Any]:
+        """Writes what each parameter is and how far it moved; returns those that are left."""
+        left: list[Any] = self.c.moved(self.core.recorder.step, kept)
         return left
 
     # -- the flush thread ----------------------------------------------------------------------------------------------

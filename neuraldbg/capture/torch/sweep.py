@@ -42,7 +42,6 @@ class Sweep:
         self.quick = quick
         self.earlier = EarlierValues(under_budget=core.budget.share is not None)
         self._told = False
-        self._quiet = -1  # steps not measured so far, at the last update whose values were kept
         self._missing: dict[int, frozenset[int]] = {}
         self.keep_norms = False
         self.local: Callable[[Tensor], Tensor] | None = None  # of a parameter that several ranks share: the part here
@@ -68,42 +67,34 @@ class Sweep:
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
-        before = self.earlier.take(list(map(_second, found)), at_once=self._quiet == self._quiet_steps())
+        before = self.earlier.take(list(map(_second, found)))
         if self.earlier.too_large and not self._told:
             self._told = True
             self.core.recorder.note("info", TOO_LARGE)
         return list(zip(map(_first, found), map(_second, found), before, strict=True))
-
-    def _quiet_steps(self) -> int:
-        return self.core.budget.steps - self.core.budget.sampled
 
     @torch.no_grad()
     def after(self, kept: _Kept) -> None:
         if self.core.tree.unwanted:
             kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
         if self.quick.c is not None:
-            plan = self.earlier.planned(kept)
-            left = self.quick.moved(kept, keeps=plan is not None)
-            if plan is not None and not left:
-                plan.standing = [parameter._version for _, parameter, _ in kept]
-                self._quiet = self._quiet_steps()
-            kept = left
+            kept = self.quick.moved(kept)
         if not kept:
             return
         if all(parameter.is_cuda for _, parameter, _ in kept):
             self._after_elsewhere(kept)
             return
         pairs = [(parameter, parameter if before is None else before) for _, parameter, before in kept]
-        elsewhere: _Kept = []
+        left: _Kept = []
         for one, rows in zip(kept, moved_each(pairs), strict=True):
             if rows is None:
-                elsewhere.append(one)
+                left.append(one)
                 continue
             self._write(one[0], Kind.PARAMETER, rows[0])
             if one[2] is not None:
                 self._write(one[0], Kind.UPDATE, rows[1])
-        if elsewhere:
-            self._after_elsewhere(elsewhere)
+        if left:
+            self._after_elsewhere(left)
 
     def _after_elsewhere(self, kept: _Kept) -> None:
         """Parameters on a device, or of a kind that the host's kernel cannot read."""
