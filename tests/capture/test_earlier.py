@@ -214,7 +214,8 @@ def test_large_copies_are_whole_and_leave_their_neighbours_alone(size: int) -> N
 
 @pytest.mark.parametrize("budget", [None, 0.01])
 def test_how_far_an_update_moved_is_what_the_optimizer_did(tmp_path: Path, budget: float | None) -> None:
-    """And not what the script did to the weights before it: clipped or written to through `.data`, scaled, put elsewhere."""
+    """And not what the script did to the weights before it: clipped or written to past torch's counters, scaled, put
+    elsewhere."""
     model, wanted = torch.nn.Linear(300, 40), {}
     between = [
         lambda weight: weight.data.clamp_(-0.03, 0.03),

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -149,3 +150,14 @@ def test_the_frames_of_our_command_line_are_not_the_users(tmp_path: Path) -> Non
         del sys.seen, sys.frames  # type: ignore[attr-defined]
     assert seen[-2:] == ["step", "<module>"]
     assert seen.count("<module>") == 1
+
+
+def test_a_file_of_the_users_that_is_called_as_a_package_hides_none_of_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    click = ModuleType("click")
+    click.__file__ = str(tmp_path / "click.py")
+    monkeypatch.setitem(sys.modules, "click", click)
+    frames = Frames()
+    assert frames.is_user_file(str(tmp_path / "train.py"))
+    assert not frames.is_user_file(str(tmp_path / "click.py"))

@@ -118,6 +118,26 @@ def test_programs_that_make_many_optimizers_prepare_a_few(tmp_path: Path, asked:
         del kept
 
 
+def test_optimizers_that_are_dropped_again_count_among_them(tmp_path: Path, asked: list[int]) -> None:
+    models = [nn.Linear(100, 100) for _ in range(PREPARED + 3)]
+    with watching(tmp_path):
+        for model in models:
+            torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(asked) == PREPARED
+
+
+@pytest.mark.parametrize("most", [2**30, 1000])
+def test_memory_for_a_first_state_is_let_go_if_none_is_taken(capture: TorchCapture, most: int) -> None:
+    recording, model = Recording(capture.core, capture.patches, Tape(limit_bytes=most)), nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert recording._room is not None
+    for _ in range(2):
+        model(torch.ones(8, 100)).sum().backward()
+        optimizer.step()
+    assert recording._room is None
+    assert bool(recording.tape.states) == (most > 1000)
+
+
 def test_memory_that_was_prepared_goes_with_the_model(tmp_path: Path) -> None:
     with watching(tmp_path) as capture:
         model = nn.Linear(300, 300)
@@ -136,14 +156,18 @@ def capture(tmp_path: Path) -> Iterator[Any]:
         yield one
 
 
-def first_values(capture: TorchCapture, between: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def first_values(
+    capture: TorchCapture, between: Any, beside: Any = None
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Of one update: first values for the experiments, those of the recording, and what the parameters were."""
     recording = Recording(capture.core, capture.patches, Tape())
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = None if beside is None else torch.optim.SGD(beside.parameters(), lr=0.1)
     loss = nn.functional.mse_loss(model(torch.ones(8, 4)), torch.zeros(8, 1))
     loss.backward()
     between(model)
+    del other
     held = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     initial = list(capture.watchers[-1].samples.specimen.initial.values())
@@ -156,6 +180,14 @@ def test_experiments_share_the_first_values_of_a_recording(capture: TorchCapture
     assert all(one is other for one, other in zip(initial, recorded, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(initial, held, strict=True))
     assert capture.core.recorded == {}, "held on to no longer than an update takes"
+
+
+def test_first_values_of_a_small_model_do_not_hold_those_of_a_large_one(capture: TorchCapture) -> None:
+    large = nn.Linear(500, 500)
+    initial, recorded, held = first_values(capture, lambda _: None, large)
+    assert any(value.shape == (500, 500) for value in recorded)
+    assert all(torch.equal(one, other) for one, other in zip(initial, held, strict=True))
+    assert sum(one.untyped_storage().nbytes() for one in initial) < 10_000
 
 
 def test_a_parameter_moved_between_pass_and_update_is_copied_again(capture: TorchCapture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,30 @@ def test_autograd_keeps_the_users_lines_and_torch_its_own_way(tmp_path: Path) ->
     assert all(f'File "{here.co_filename}", line {line}, in {here.co_name}' in one[-1] for one in kept[:3])
     assert kept[3:] == [None, None]
     assert not any("torch" + os.sep in text or "neuraldbg" + os.sep in text for one in kept[:3] for text in one)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("how", ["set", "context", "plain"])
+def test_a_scripts_own_anomaly_mode_is_on_while_it_wants_it_and_off_afterwards(tmp_path: Path, how: str) -> None:
+    """Where it begins autograd keeps lines for us; what it puts back is what was there before we came."""
+    mode, seen = {"set": lambda: torch.autograd.set_detect_anomaly(True), "context": torch.autograd.detect_anomaly}, []
+    with watching(tmp_path, budget=0.01):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            loss = model(torch.ones(2, 4)).square().mean()
+            if how == "plain":
+                torch.set_anomaly_enabled(True)
+            with mode.get(how, nullcontext)():
+                loss.register_hook(
+                    lambda _: seen.append((torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()))
+                )
+                loss.backward()
+            if how == "plain":
+                torch.set_anomaly_enabled(False)
+            optimizer.step()
+            assert (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == (False, True)
+    assert seen == 5 * [(True, True)]
 
 
 def test_only_the_first_origin_is_looked_for(tmp_path: Path) -> None:

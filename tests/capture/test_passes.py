@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from neuraldbg.capture.torch.nested import tensors
+from neuraldbg.capture.torch.nested import MOST_ITEMS, few_given, tensors
 from neuraldbg.capture.torch.passes import CLONE_BYTES, PassRecord, RngState, output_digest
 
 
@@ -316,3 +316,20 @@ def test_the_hash_of_outputs_knows_their_order_and_number() -> None:
     assert len(digests) == 5
     assert output_digest((a, [b])) == output_digest({"any": (a, b)})
     assert output_digest((a, a.to_sparse())) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "few"),
+    [
+        ((X,), {}, True),
+        ((), {}, True),
+        ((), {"rows": [1] * (MOST_ITEMS + 1)}, False),
+        ((X,), {"rows": [1] * (MOST_ITEMS + 1)}, False),
+        (([X] * 8,), {"rows": [1] * 8}, True),
+        ((X,) * (MOST_ITEMS + 1), {}, False),
+    ],
+)
+def test_few_items_are_told_from_many_however_they_are_given(args: Any, kwargs: Any, *, few: bool) -> None:
+    for entered in (args, tuple(tensors((args, kwargs)))):
+        if all(isinstance(one, Tensor) for one in entered):
+            assert few_given(entered, args, kwargs) is few

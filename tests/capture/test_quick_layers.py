@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,17 @@ def test_the_first_pass_of_a_model_is_seen_by_c(
         layers = [site for site in trace.sites if site.kind is SiteKind.MODULE]
     assert len(layers) == len(list(model.children()))
     assert all(site.shape and site.input_shape and site.source and site.flops is not None for site in layers)
+
+
+def test_a_class_that_is_made_for_one_trial_goes_with_it(tmp_path: Path) -> None:
+    with watching(tmp_path):
+        kind = type("OfOneTrial", (nn.Linear,), {})
+        model = nn.Sequential(kind(4, 1))
+        train(model, 2)
+        gone = weakref.ref(kind)
+        del kind, model
+        gc.collect()
+        assert gone() is None
 
 
 class Direct(nn.Module):

@@ -228,7 +228,7 @@ class Core:
             self.told_again = step + (1 if self._early or step % rarely == 0 else rarely - step % rarely)
             return
         self.told_again = step + 1
-        if budget.last_was_full and self.largest == sys.maxsize:
+        if budget.last_was_full and self.largest == sys.maxsize and self.read_bytes:  # told once, if asked twice
             budget.read_bytes = self.read_bytes
         self.read_bytes = 0
         self.timing = budget.share is not None or not self.statistics or step < FIRST_TIMED or step % TIMED == 0

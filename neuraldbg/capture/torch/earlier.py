@@ -106,6 +106,8 @@ class EarlierValues:
     def _copy_of(self, parameter: Tensor, value: Tensor) -> Tensor | None:
         """The one that was used before, if it still fits."""
         copy: Tensor | None = self._copies.get(parameter)
+        if copy is not None and copy.device != value.device:  # it has been moved since
+            return None
         if copy is None or copy.shape != value.shape or copy.dtype != value.dtype or copy.stride() != value.stride():
             return None
         return copy

@@ -24,8 +24,11 @@ _LIST_LIMIT = 64  # entries of a user's list or dict that are searched for a nam
 
 def _prefix_of(framework: str) -> str:
     module = sys.modules.get(framework)
-    file = getattr(module, "__file__", None)
-    return os.path.dirname(os.path.abspath(file)) + os.sep if file else os.sep + "nowhere" + os.sep
+    file: str | None = getattr(module, "__file__", None)
+    if not file:
+        return os.sep + "nowhere" + os.sep
+    folder, name = os.path.split(os.path.abspath(file))
+    return folder + os.sep if name.startswith("__init__.") else os.path.join(folder, name)  # a script's own click.py
 
 
 class Frames:

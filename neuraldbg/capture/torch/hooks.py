@@ -24,7 +24,7 @@ from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, comp
 from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import UNTIMED, LayerWatch
 from neuraldbg.capture.torch.members import is_usual
-from neuraldbg.capture.torch.nested import few_given, few_items, given_tensors, tensors
+from neuraldbg.capture.torch.nested import few_given, given_tensors, tensors
 from neuraldbg.capture.torch.passes import CLONE_BYTES, Pass, PassRecord, digest_of_all, light_record, pass_begun
 from neuraldbg.capture.torch.quick import QuickLayers
 from neuraldbg.capture.torch.stats import identity_of
@@ -213,7 +213,7 @@ class PassWatch:
         """On a full step everything that running it again takes; on every step what a search for a NaN needs."""
         if one.sampled and (one.looked or one.step < RECORDED_STEPS) and few_given(one.entered, *inputs):
             self._record(one, module, root, inputs)
-        elif one.entered is inputs[0] or few_items(inputs, LIGHT_ITEMS):
+        elif few_given(one.entered, *inputs, LIGHT_ITEMS):
             one.light = light_record(*inputs, random=one.model.random is not False)
             one.entry_module = weakref.ref(module)
             if len(self.light) == RECORDED_PASSES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_ToldOf = WeakKeyDictionary[type, list[Callable[..., None]]]
 UNTIMED = True  # in place of a mark: the device has a clock, and it is not read
 Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
 
@@ -31,7 +33,7 @@ class LayerWatch:
         self.last_backward: list[Arrival | None] = [None]
         self._gradient_arrived = core.guard.shield("gradients")(self._gradient)
         self._only: dict[Callable[..., None], Callable[[type], bool]] = {}
-        self._told_of: dict[type, list[Callable[..., None]]] = {}  # kind of layer -> who of `_told` is told of it
+        self._told_of: _ToldOf = WeakKeyDictionary()  # kind of layer -> who of `_told` is told of it
         self._told: tuple[list[Callable[..., None]], int] = ([], 0)
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
 
@@ -91,7 +93,7 @@ class LayerWatch:
             observe(layer, one, values)
         every = core.moments.layer_run
         if every is not self._told[0] or len(every) != self._told[1]:
-            self._told, self._told_of = (every, len(every)), {}
+            self._told, self._told_of = (every, len(every)), WeakKeyDictionary()
         told = self._told_of.get(kind)
         if told is None:
             concerned = [(notice, self._only.get(notice)) for notice in every]

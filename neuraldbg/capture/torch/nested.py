@@ -57,9 +57,11 @@ def leaves(value: Any, kind: type) -> Iterator[Any]:
             waiting.extend((item, depth + 1) for item in islice(_parts(current), room))
 
 
-def few_given(entered: tuple[Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def few_given(
+    entered: tuple[Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any], most: int = MOST_ITEMS
+) -> bool:
     """`few_items` of a call whose tensors are known: mostly they are all that it is given."""
-    return (entered is args and len(args) < LOOKED_AT) or few_items((args, kwargs))
+    return (entered is args and not kwargs and len(args) <= most) or few_items((args, kwargs), most)
 
 
 def few_items(value: Any, most: int = MOST_ITEMS) -> bool:

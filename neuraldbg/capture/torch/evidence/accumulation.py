@@ -47,7 +47,7 @@ def _factors(node: Any) -> dict[str, Any]:
     """The constant a loss was multiplied with on its way up, and the loss function below."""
     factor = 1.0
     try:
-        while bare_name(node) in ("Mul", "Div"):
+        while bare_name(node) in ("Mul", "Div") and not _packed(node):
             own = _constant(node)
             if own is None:
                 return {"factor": factor}
@@ -56,6 +56,11 @@ def _factors(node: Any) -> dict[str, Any]:
         return {"factor": factor, **_function(node)}
     except Unknown:
         return {"factor": factor}
+
+
+def _packed(node: Any) -> bool:
+    """Inside of activation checkpointing: to read what it saved would run the forward again."""
+    return "neuraldbg_packed" in node.metadata
 
 
 def _constant(node: Any) -> float | None:
@@ -76,7 +81,7 @@ def _function(node: Any) -> dict[str, Any]:
     name = bare_name(node)
     if name == "Mean":
         return {"kind": "Mean", "reduction": "mean"}
-    if name not in _LOSSES:
+    if name not in _LOSSES or _packed(node):
         return {"kind": name}
     found: dict[str, Any] = {"kind": name, "reduction": _REDUCTIONS[saved(node, "reduction")]}
     target = saved(node, "target")

@@ -22,7 +22,7 @@ from neuraldbg.capture.torch.tree import Layer
 LOOKS = 3  # at each first layer
 MOST_LAYERS = 16
 MOST_ELEMENTS = 2**18
-KEPT_BYTES = 2**17  # of the data of a later look, which is judged when the script is over
+KEPT_BYTES = 2**17  # of the data of a later look, which is judged after the first updates
 MEASURED = frozenset((torch.float16, torch.float32, torch.float64))
 PEAK_ELEMENTS = 2**16  # of an input that is looked through on every step; of larger ones so many, evenly spread
 SERIES = 4  # models
@@ -45,7 +45,7 @@ class Inputs:
         self._passes, self._backward = capture.passes, capture.backward
         self._later: list[tuple[dict[str, Any], Tensor, int]] = []  # later looks at first layers
         if self.core.budget.share != 0.0:
-            self.core.take_part("ending", "inputs", self._ending)
+            self.core.take_part("ending", "inputs", self._judge_later)
             self.core.take_part("layer_run", "inputs", self._layer_run)
             capture.passes.layers.tell_only(self._layer_run, lambda kind: issubclass(kind, FIRST))
             self.core.take_part("pass_begun", "inputs", self._pass_begun)
@@ -55,6 +55,8 @@ class Inputs:
 
     def _pass_begun(self, one: Pass, *_: Any) -> None:
         if one.grad:
+            if self._later and not self.core.budget.starting:
+                self._judge_later()
             if one.step >= CLOSELY:
                 self.core.rest("pass_begun", self._pass_begun)
             self._look(one, one.entered)
@@ -144,9 +146,10 @@ class Inputs:
         self._looks[layer.site] = looks + 1
         axis = 1 if isinstance(module, CONV) else array.ndim - 1
         about = {"site": layer.site, "layer": type(module).__name__, "look": looks + 1, "out_rms": _rms(output)}
+        about["step"] = one.step
         if looks and array.nbytes <= KEPT_BYTES:
             with torch.no_grad():
-                self._later.append((about, copy_of(tensor), axis))  # asked for only where the first one shows nothing
+                self._later.append((about, copy_of(tensor), axis))  # not within the first updates
         else:
             self._write_layer(about, array, axis)
 
@@ -156,12 +159,12 @@ class Inputs:
             normalises = "Norm" in about["layer"]
             self.core.recorder.fact("entry_layer", **about, normalises=normalises, **_scales(features))
 
-    def _ending(self) -> None:
-        for about, tensor, axis in self._later:
+    def _judge_later(self) -> None:
+        later, self._later = self._later, []
+        for about, tensor, axis in later:
             array = as_array(tensor)
             if array is not None:
                 self._write_layer(about, array, axis)
-        self._later.clear()
 
 
 def _features(array: Array, axis: int) -> Array:

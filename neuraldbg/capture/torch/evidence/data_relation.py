@@ -12,7 +12,7 @@ from torch import Tensor
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array
 
-MOST_ROWS = TOGETHER = 1600  # and so many are looked through at once: batch by batch it takes five times as long
+MOST_ROWS = 1600  # looked through once there are as many: batch by batch it takes five times as long
 FEWEST_ROWS = 96
 FEATURES = 128
 MOST_CALLS = 400
@@ -63,22 +63,29 @@ class Relation:
             return
         pairs.calls += 1
         if inputs is None or self._last == (id(inputs[0]), self.core.backwards):
-            self._pairs = None  # two passes or two losses: which label belongs to which input is not known
+            self._discard(pairs)  # two passes or two losses: which label belongs to which input is not known
             return
         self._last = (id(inputs[0]), self.core.backwards)
         x, y = as_array(inputs[0]), as_array(target)
         if x is None or y is None or not _paired(pairs, kind, x, y):
-            self._pairs = None
+            self._discard(pairs)
             return
         pairs.kind, pairs.width, pairs.ids = kind, x.size // len(x), x.dtype.kind != "f"
         rows = _as_features(x)
         if rows is None:
-            self._pairs = None
+            self._discard(pairs)
             return
         pairs.waiting.append((rows, inputs[1], y.reshape(-1).astype(np.float64)))
         pairs.waiting_rows += len(rows)
-        if pairs.waiting_rows >= TOGETHER:
+        if len(pairs.keys) + pairs.waiting_rows >= MOST_ROWS:
             self._settle(pairs)
+
+    def _discard(self, pairs: Pairs) -> None:
+        """A batch does not fit those before: nothing is known, unless they were enough without it."""
+        pairs.calls -= 1
+        self._settle(pairs)
+        if not self.over:
+            self._pairs = None
 
     def _settle(self, pairs: Pairs) -> None:
         waiting, pairs.waiting, pairs.waiting_rows = pairs.waiting, [], 0

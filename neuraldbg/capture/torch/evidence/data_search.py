@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from neuraldbg.capture.guard import attempt
@@ -17,7 +16,7 @@ from neuraldbg.capture.torch.frames import HOLDS_NOTHING, let_go
 MOST_LOOKED_AT = 3000
 ENTRIES = 64  # of a list or dict
 _ARRAYS = (Tensor, np.ndarray)
-_DULL = (str, bytes, int, float, bool, type(None), ModuleType, FunctionType, type, nn.Module, Optimizer)
+_DULL = (str, bytes, int, float, bool, type(None), ModuleType, FunctionType, type, nn.Module)
 
 
 def arrays_in_sight(frames: Iterator[FrameType]) -> Iterator[tuple[str, Any]]:

@@ -67,7 +67,8 @@ class KeptGraphs:
 
     def _updated(self, *_: Any) -> None:
         step = self.core.recorder.step
-        if not self._alive or not (self.core.looking or step - self._counted_at >= _EVERY):
+        due = self.core.looking or self.core.budget.starting or step - self._counted_at >= _EVERY
+        if not self._alive or not due:
             return
         self._counted_at = step
         if sum(count for _, _, count in self._alive.values()) < _FIRST_LOOK:

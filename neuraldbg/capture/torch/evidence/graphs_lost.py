@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 FOLLOWED = 8  # optimizers
 NODES = 2_000  # of a graph that are looked at
-WRITTEN_AT = (4, 5, 12, 40)
+WRITTEN_AT = (3, 4, 5, 12, 40)
 RESTS_AFTER = 4  # updates of one backward each
 _ROOT = "neuraldbg_root"
 Norms = tuple[float, ...]
@@ -178,9 +177,11 @@ def _look_below(root: Any, known: set[int]) -> tuple[bool, bool]:
 
 def _norm(gradient: Tensor, row: Any) -> float:
     """`row`: its statistics, where the kernel can read it."""
+    if not gradient.numel():
+        return 0.0
     if row is None:
         return float(torch.linalg.vector_norm(plain(gradient, widen=False)))
-    return float(row[5]) if row[7] + row[8] == 0 else math.nan
+    return float(row[5]) if row[7] + row[8] == 0 else float("nan" if row[7] else "inf")  # no NaN equals another
 
 
 def _version(optimizer: Optimizer) -> int:

@@ -80,8 +80,9 @@ def _met(graph: Walk) -> list[Any]:
 
 
 def _over_labels(root: Any) -> Iterator[Any]:
-    """Cross entropies over labels in the graph below, nearest first."""
-    waiting, seen = deque([root]), {root}
+    """Cross entropies over labels in the graph below, nearest first; not inside of activation checkpointing, where to
+    look at labels would run the forward again."""
+    waiting, seen = deque([root] if "neuraldbg_packed" not in root.metadata else []), {root}
     room = NODES
     while waiting and room:
         node = waiting.popleft()
@@ -91,5 +92,5 @@ def _over_labels(root: Any) -> Iterator[Any]:
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
-                if type(child) is not LEAF:
+                if type(child) is not LEAF and "neuraldbg_packed" not in child.metadata:
                     waiting.append(child)

@@ -306,10 +306,13 @@ class Samples:
             )
 
     def _copies(self, parameters: list[Tensor]) -> Sequence[Tensor]:
-        """Those of the recording, where they are the same bit for bit: a parameter may have been moved since."""
+        """Those of the recording, where they are the same bit for bit: a parameter may have been moved since. They lie
+        in one piece with those of all other models, and it stays as long as one of them does."""
         recorded = self.core.recorded
         theirs = [recorded[id(p)] for p in parameters if id(p) in recorded]
-        return theirs if same_bits(parameters, theirs) else copied([p.detach() for p in parameters])
+        pieces = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in theirs}
+        shared = sum(pieces.values()) <= 2 * sum([one.nbytes for one in theirs]) and same_bits(parameters, theirs)
+        return theirs if shared else copied([p.detach() for p in parameters])
 
     def _update_done(self, *_: Any) -> None:
         if self._since_update:

@@ -112,10 +112,16 @@ class Recording:
                 notice(*args)
                 done = True
             finally:
-                self._broken = self._broken or not done
+                if not done:
+                    self._end()
             self._own_ns += now_ns() - start
 
         return timed
+
+    def _end(self) -> None:
+        """For good: nothing is kept for what will not come."""
+        self._awake, self._broken = False, True
+        self._room, self.core.recorded = None, {}
 
     def _settle(self) -> None:
         """The books of an update, once for all of its parts."""
@@ -138,7 +144,7 @@ class Recording:
         if one.step != self._last_pass_step and self.tape.wants_state(self._since_state):
             self._take_state()  # before the first pass of a step: gradients are mostly cleared by then
         if self.tape.failed is not None:
-            self._awake, self._broken = False, True  # for good
+            self._end()
             return
         self._last_pass_step = one.step
         entry = root.get_submodule(one.entry.path) if one.entry.path else root
@@ -290,7 +296,7 @@ class Recording:
         self._since_state += 1
         self._outside = False
         self._running.clear()
-        self.core.recorded = {}
+        self._room, self.core.recorded = None, {}
         if self._pace is not None and self._pace.update_done():
             self._awake = False
             for moment, notice in self._notices.items():
