@@ -28,12 +28,17 @@ class EarlierValues:
         self._plans: dict[int, _Plan] = {}  # by the first parameter: an optimizer has the same ones each time
         self._shared = _Shared(self._room)
         self._lock = threading.Lock()
+        self._prepared = 0  # optimizers
         self._next = 0  # parameter that the next turn begins with
         self.too_large = False  # some parameter alone is more than a turn holds
 
-    def prepare(self, parameters: list[Tensor]) -> None:
-        """Fetch the memory for copies of them before a training begins: that takes several times as long as to copy."""
+    def prepare(self, parameters: list[Tensor], most: int) -> None:
+        """Fetch the memory for copies of them before a training begins: that takes several times as long as to copy.
+        For so many optimizers, whether they are used or not."""
         with self._lock:
+            self._prepared += 1
+            if self._prepared > most:
+                return
             for parameter, room in zip(parameters, rooms_for(foreseen(parameters)), strict=False):
                 self._copies[parameter] = room
 

@@ -7,12 +7,16 @@ pieces of their own would leave gaps behind that an allocator does not give back
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 ALIGNED = 64
@@ -46,6 +50,15 @@ def memory_of(size: int) -> Tensor:
     with suppress(OSError):  # an older system, or one that is short of memory: page by page
         mapped.madvise(_POPULATE)
     return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def array_apart(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """For what grows row by row: pages are had when they are first written to."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        return np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype, math.prod(shape)).reshape(shape)
+    except OSError:
+        return np.empty(shape, dtype)
 
 
 class Memory:

@@ -57,7 +57,6 @@ class UpdateWatch:
         self._alike: dict[tuple[str, str | None], list[Known]] = {}
         self.cleared = False  # gradients were set to zero or None since the last update
         self.accumulation: Counter[int] = Counter()  # backwards per update -> updates
-        self._prepared = 0  # optimizers for whose updates memory was fetched
         self.step_started: int | None = None  # the first step begins with its first pass
         self.on_update: list[Callable[[int], None]] = []
         self.now_and_then: list[Callable[[int], None]] = []  # after some of the updates
@@ -80,9 +79,8 @@ class UpdateWatch:
             core.foreseen = recorder.step
             if core.budget.foresee() or core.budget.full:
                 core.step_begins()
-        if core.budget.full and core.statistics and self._prepared < PREPARED:
-            self._prepared += 1
-            self.sweep.earlier.prepare(owned(optimizer))
+        if core.budget.full and core.statistics:
+            self.sweep.earlier.prepare(owned(optimizer), PREPARED)
         self.unnamed[optimizer] = [0]
         self.attend()
         for notice in self.core.moments.optimizer_created:

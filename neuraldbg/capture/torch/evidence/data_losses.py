@@ -44,7 +44,6 @@ SUMMED = 2  # torch's number for reduction="sum"
 FIRST_CALLS = 96  # whose labels are counted
 SPACING = 1.1  # later ones: each so many times further into the run
 MOST_BATCHES = 192
-TOGETHER = 16  # batches of few labels that are counted at once
 MOST_LABELS = 32  # different ones in a batch
 SMALL = 65_536  # elements
 FEW = 1024  # of them
@@ -64,16 +63,6 @@ class Labels:
     calls: int = 0
     next_call: float = 0.0
     batches: list[list[Any]] = field(default_factory=list)  # [step, [[label, count], ...]]
-    waiting: list[tuple[int, list[Any]]] = field(default_factory=list)  # step, labels: counted several at once
-
-    @property
-    def taken(self) -> int:
-        return len(self.batches) + len(self.waiting)
-
-    def count(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        counted = [[step, counts] for step, given in waiting if (counts := _counts_of_few(given)) is not None]
-        self.batches += counted
 
 
 class LossCalls:
@@ -204,27 +193,18 @@ class LossCalls:
                 return
             labels = self._labels[kind, source] = Labels(kind, source)
         labels.calls += 1
-        if (labels.calls > FIRST_CALLS and labels.calls < labels.next_call) or labels.taken >= MOST_BATCHES:
+        if (labels.calls > FIRST_CALLS and labels.calls < labels.next_call) or len(labels.batches) >= MOST_BATCHES:
             return
         labels.next_call = labels.calls * SPACING
         if labels.calls > FIRST_CALLS and len(self._labels) == 1 and self.relation.over and self.sets.settled:
             self._only, self._spared = labels, int(labels.next_call) - labels.calls - 1
-        self._take(labels, target)
+        counts = _counts_of(target)
+        if counts is not None:
+            labels.batches.append([self.core.recorder.step, counts])
         if labels.calls == FIRST_CALLS:
             self._write(labels)
 
-    def _take(self, labels: Labels, target: Tensor) -> None:
-        few, step = _few_of(target), self.core.recorder.step
-        if few is not None:
-            labels.waiting.append((step, few))
-        elif (counts := _counts_of(target)) is not None:
-            labels.count()
-            labels.batches.append([step, counts])
-        if len(labels.waiting) >= TOGETHER:
-            labels.count()
-
     def _write(self, labels: Labels) -> None:
-        labels.count()
         if labels.batches:
             self.core.recorder.fact(
                 "label_batches",
@@ -242,30 +222,18 @@ def _ours(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_NEURALDBG)
 
 
-def _few_of(target: Tensor) -> list[Any] | None:
-    plain = type(target) is Tensor and target.layout == torch.strided and not target.is_complex()
-    if not plain or target.numel() > FEW or not measurable(target):
-        return None
-    given: list[Any] = target.tolist() if target.dim() == 1 else target.flatten().tolist()
-    return given
-
-
 def _counts_of(target: Tensor) -> list[list[int]] | None:
     """[label, count] of whole labels; None for probabilities and for very many labels."""
-    few = _few_of(target)
-    if few is not None:
-        return _counts_of_few(few)
+    plain = type(target) is Tensor and target.layout == torch.strided and not target.is_complex()
+    if plain and target.numel() <= FEW and measurable(target):
+        found = Counter(target.tolist() if target.dim() == 1 else target.flatten().tolist())
+        if len(found) > MOST_LABELS:
+            return None
+        if set(map(type, found)) != {int} and not all(float(one).is_integer() for one in found):
+            return None
+        return [[int(label), found[label]] for label in sorted(found)]
     array = as_array(target)
     return None if array is None or array.size > SMALL else _counts(array)
-
-
-def _counts_of_few(given: list[Any]) -> list[list[int]] | None:
-    found = Counter(given)
-    if len(found) > MOST_LABELS:
-        return None
-    if set(map(type, found)) != {int} and not all(float(one).is_integer() for one in found):
-        return None
-    return [[int(label), found[label]] for label in sorted(found)]
 
 
 def _counts(array: Array) -> list[list[int]] | None:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array
+from neuraldbg.capture.torch.pieces import array_apart
 
 MOST_ROWS = 1600  # looked through once there are as many: batch by batch it takes five times as long
+ROOM = 2 * MOST_ROWS  # and no more of one batch
 FEWEST_ROWS = 96
 FEATURES = 128
 MOST_CALLS = 400
@@ -26,18 +28,64 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Pairs:
-    """Different samples of training batches with their labels, copied."""
+    """Different samples of training batches with their labels, copied: first those that were looked through, then
+    batches as they came. They lie apart from the heap, where they would take the places of gradients."""
 
-    waiting: list[tuple[Array, Keys, Array]] = field(default_factory=list)  # batches as they came
-    waiting_rows: int = 0
-    inputs: list[Array] = field(default_factory=list)
-    labels: list[Array] = field(default_factory=list)
+    rows: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    labels: Array = field(default_factory=lambda: np.empty(0))
+    keys_of: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
+    kept: int = 0
+    filled: int = 0
+    waiting: list[int] = field(default_factory=list)  # rows of each batch
     keys: set[int] = field(default_factory=set)
     calls: int = 0
     constant: int = 0  # batches of one label
     kind: str = ""
     width: int | None = None
-    ids: bool = False  # whole numbers as inputs
+    ids: bool | None = None  # whole numbers as inputs
+
+    def take(self, x: Array, keys: Keys, labels: Array) -> bool:
+        """False where such inputs are none that can be judged."""
+        flat, ids = x.reshape(len(x), -1)[:MOST_ROWS], x.dtype.kind != "f"
+        if x.dtype.kind not in "fiu" or self.ids not in (None, ids) or not flat.size:
+            return False
+        self.ids, step = ids, -(-flat.shape[1] // FEATURES)
+        if not len(self.rows):
+            columns = FEATURES if ids else -(-flat.shape[1] // step)
+            self.rows = array_apart((ROOM, columns), np.float32)
+            self.labels, self.keys_of = array_apart((ROOM,), np.float64), array_apart((ROOM,), np.uint64)
+        part = slice(self.filled, self.filled + len(flat))
+        self.rows[part] = _counted(flat) if ids else flat[:, ::step]
+        self.labels[part], self.keys_of[part] = labels.reshape(-1)[:MOST_ROWS], keys[:MOST_ROWS]
+        self.filled += len(flat)
+        self.waiting.append(len(flat))
+        return True
+
+    def look_through(self) -> bool:
+        """Leaves out what is known already; False where labels or inputs are none that can be judged."""
+        waiting, self.waiting = self.waiting, []
+        at = self.kept
+        for count in waiting:
+            rows, labels, keys = (one[at : at + count] for one in (self.rows, self.labels, self.keys_of))
+            at += count
+            different = len(np.unique(labels))
+            each_its_own = self.kind in CLASSIFYING and different == count >= 4  # a contrast within the batch
+            if each_its_own or not np.isfinite(rows).all():
+                return False
+            self.constant += different == 1
+            self._keep(rows, labels, keys.tolist())
+        self.filled = self.kept
+        return True
+
+    def _keep(self, rows: Array, labels: Array, keys: list[int]) -> None:
+        new = []
+        for number, key in enumerate(keys):
+            if key not in self.keys:
+                self.keys.add(key)
+                new.append(number)
+        into = slice(self.kept, self.kept + len(new))
+        self.rows[into], self.labels[into] = rows[new], labels[new]
+        self.kept += len(new)
 
 
 class Relation:
@@ -70,14 +118,10 @@ class Relation:
         if x is None or y is None or not _paired(pairs, kind, x, y):
             self._discard(pairs)
             return
-        pairs.kind, pairs.width, pairs.ids = kind, x.size // len(x), x.dtype.kind != "f"
-        rows = _as_features(x)
-        if rows is None:
+        pairs.kind, pairs.width = kind, x.size // len(x)
+        if not pairs.take(x, inputs[1], y):
             self._discard(pairs)
-            return
-        pairs.waiting.append((rows, inputs[1], y.reshape(-1).astype(np.float64)))
-        pairs.waiting_rows += len(rows)
-        if len(pairs.keys) + pairs.waiting_rows >= MOST_ROWS:
+        elif pairs.filled >= MOST_ROWS:
             self._settle(pairs)
 
     def _discard(self, pairs: Pairs) -> None:
@@ -88,20 +132,8 @@ class Relation:
             self._pairs = None
 
     def _settle(self, pairs: Pairs) -> None:
-        waiting, pairs.waiting, pairs.waiting_rows = pairs.waiting, [], 0
-        for rows, keys, labels in waiting:
-            different = len(np.unique(labels))
-            each_its_own = pairs.kind in CLASSIFYING and different == len(labels) >= 4  # a contrast within the batch
-            if each_its_own or not np.isfinite(rows).all():
-                self._pairs = None
-                return
-            pairs.constant += different == 1
-            known = keys.tolist()
-            new = [at for at, key in enumerate(known) if key not in pairs.keys]
-            pairs.keys.update(known)
-            if new:
-                pairs.inputs.append(rows[new])
-                pairs.labels.append(labels[new])
+        if not pairs.look_through():
+            self._pairs = None
 
     def _finish(self) -> None:
         if self._pairs is not None:
@@ -109,9 +141,9 @@ class Relation:
         pairs, self._pairs = self._pairs, None
         if pairs is None or len(pairs.keys) < FEWEST_ROWS or pairs.constant > 0.5 * pairs.calls:
             return
-        inputs = np.concatenate(pairs.inputs)[:MOST_ROWS]
-        labels = np.concatenate(pairs.labels)[:MOST_ROWS]
-        found = relation_of(inputs, labels, classes=pairs.kind in CLASSIFYING, ids=pairs.ids)
+        kept = min(pairs.kept, MOST_ROWS)
+        inputs, labels = pairs.rows[:kept].copy(), pairs.labels[:kept].copy()
+        found = relation_of(inputs, labels, classes=pairs.kind in CLASSIFYING, ids=bool(pairs.ids))
         if found is not None:
             self.core.recorder.fact("relation", kind=pairs.kind, **found)
 
@@ -123,17 +155,10 @@ def _paired(pairs: Pairs, kind: str, x: Array, y: Array) -> bool:
     return pairs.kind in ("", kind) and pairs.width in (None, x.size // len(x))
 
 
-def _as_features(array: Array) -> Array | None:
-    """At most so many numbers for each row; ids as counts."""
-    rows = array.reshape(len(array), -1)
-    if array.dtype.kind == "f":
-        step = -(-rows.shape[1] // FEATURES)
-        found: Array = rows[:, ::step].astype(np.float32)
-        return found
-    if array.dtype.kind not in "iu":
-        return None
-    counts = np.zeros((len(rows), FEATURES), np.float32)
-    np.add.at(counts, (np.arange(len(rows))[:, None], rows % FEATURES), 1.0)
+def _counted(ids: Array) -> Array:
+    """At most so many numbers for each row: how often each id occurs in it."""
+    counts = np.zeros((len(ids), FEATURES), np.float32)
+    np.add.at(counts, (np.arange(len(ids))[:, None], ids % FEATURES), 1.0)
     return counts
 
 
