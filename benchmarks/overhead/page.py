@@ -30,9 +30,9 @@ SHOWN = {
 }
 IN_SHORT = (
     "In short, for steps on a CPU: of 0.1 s and more by default as good as nothing, with `--budget full` 3 to 6 %; of",
-    "10 ms 6 to 8 % and a quarter; of less than a millisecond half of it and more. The first 20 updates cost more, as",
-    "everything is measured in them: a twelfth of a long step, a sixth of a second in all of short ones. A *bar* is",
-    "what we want to reach, a *pair* a turn of each process and one back, a *start* all processes made anew.",
+    "6 to 10 ms 5 to 8 % and a quarter; of less than a millisecond half of it and more. The first 20 updates cost",
+    "more, as everything is measured in them: a twelfth of a long step, a tenth of a second in all of short ones. A",
+    "*bar* is what we want to reach, a *pair* a turn of each process and one back, a *start* all processes made anew.",
 )
 TITLES = {
     "programs": "CPU time of a training step over that of a bare one from update 21 on, with the interval of 95 %.",
