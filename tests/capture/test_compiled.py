@@ -228,6 +228,34 @@ def test_recompiles_and_graph_breaks_are_counted(tmp_path: Path) -> None:
     assert told["recompiles"] >= 1
 
 
+class WithItsOwn(nn.Module):
+    """Positions are a parameter of the model itself: it has run, and no hook has seen it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.last = nn.Parameter(torch.zeros(4)), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(x + self.positions)
+        return out
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_a_model_with_parameters_of_its_own_is_compiled_once(tmp_path: Path, *, function: bool) -> None:
+    with watching(tmp_path):
+        model = WithItsOwn()
+        what = (lambda x: model(x)) if function else model
+        run: Any = torch.compile(what, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            run(torch.ones(8, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (fact,) = facts(tmp_path, "compiled")
+    assert (fact["graphs"], fact["recompiles"]) == (1, 0)
+    assert facts(tmp_path, "note") == []
+
+
 def test_one_graph_for_all_sizes_stays_one_graph(tmp_path: Path) -> None:
     model = made()
     with watching(tmp_path):

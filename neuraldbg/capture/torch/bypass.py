@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from neuraldbg.capture.torch.core import Core, cannot_look
+from neuraldbg.capture.torch.dispatch import compiled
 from neuraldbg.capture.torch.hooks import PassWatch
 from neuraldbg.capture.torch.members import modules_of, own_parameters
 from neuraldbg.capture.torch.patches import Patches
@@ -19,7 +20,7 @@ _Forward = Callable[..., Any]
 
 class Bypass:
     """After an update: a module that owns a parameter with a gradient has run. If its hooks never fired, it was
-    called directly."""
+    called directly, or compiled: then it stays as it is, since another forward would be compiled anew."""
 
     def __init__(self, core: Core, passes: PassWatch, patches: Patches) -> None:
         self.core = core
@@ -40,7 +41,7 @@ class Bypass:
             self.core.recorder.fact("note", level="info", text=text)
 
     def after_update(self, step: int) -> None:
-        if step in LOOKED_AFTER and self.core.looking:
+        if step in LOOKED_AFTER and self.core.looking and not compiled():
             self._look()
 
     def _look_for_suspects(self) -> None:
