@@ -124,6 +124,11 @@ def anatomy_of(loss: Tensor, *, passes_seen: bool = False) -> LossAnatomy:
     return result
 
 
+def packed(node: Any) -> bool:
+    """Inside of activation checkpointing: to read what it saved would run the forward again."""
+    return "neuraldbg_packed" in node.metadata
+
+
 def _walk(root: Any, result: LossAnatomy) -> Iterator[tuple[Any, tuple[str, ...]]]:
     """Breadth first; below a loss node or the output of a pass nothing more is read."""
     seen = {root}
@@ -139,7 +144,7 @@ def _walk(root: Any, result: LossAnatomy) -> Iterator[tuple[Any, tuple[str, ...]
                 result.in_model = True  # the model hands out its own loss
             elif node is not root:
                 continue
-        if "neuraldbg_packed" in node.metadata:
+        if packed(node):
             continue
         yield node, path
         if bare(node) in LOSS_NODES:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.loss import packed
 from neuraldbg.capture.torch.probes.graph_nodes import Unknown, bare_name, saved
 
 MOST_WINDOWS = 12  # that are written down
@@ -47,7 +48,7 @@ def _factors(node: Any) -> dict[str, Any]:
     """The constant a loss was multiplied with on its way up, and the loss function below."""
     factor = 1.0
     try:
-        while bare_name(node) in ("Mul", "Div") and not _packed(node):
+        while bare_name(node) in ("Mul", "Div") and not packed(node):
             own = _constant(node)
             if own is None:
                 return {"factor": factor}
@@ -56,11 +57,6 @@ def _factors(node: Any) -> dict[str, Any]:
         return {"factor": factor, **_function(node)}
     except Unknown:
         return {"factor": factor}
-
-
-def _packed(node: Any) -> bool:
-    """Inside of activation checkpointing: to read what it saved would run the forward again."""
-    return "neuraldbg_packed" in node.metadata
 
 
 def _constant(node: Any) -> float | None:
@@ -81,7 +77,7 @@ def _function(node: Any) -> dict[str, Any]:
     name = bare_name(node)
     if name == "Mean":
         return {"kind": "Mean", "reduction": "mean"}
-    if name not in _LOSSES or _packed(node):
+    if name not in _LOSSES or packed(node):
         return {"kind": name}
     found: dict[str, Any] = {"kind": name, "reduction": _REDUCTIONS[saved(node, "reduction")]}
     target = saved(node, "target")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from neuraldbg.capture.torch.evidence.graph_walk import LEAF, Walk, known_walk
+from neuraldbg.capture.torch.loss import packed
 from neuraldbg.capture.torch.origin.graph import saved
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _met(graph: Walk) -> list[Any]:
 def _over_labels(root: Any) -> Iterator[Any]:
     """Cross entropies over labels in the graph below, nearest first; not inside of activation checkpointing, where to
     look at labels would run the forward again."""
-    waiting, seen = deque([root] if "neuraldbg_packed" not in root.metadata else []), {root}
+    waiting, seen = deque([] if packed(root) else [root]), {root}
     room = NODES
     while waiting and room:
         node = waiting.popleft()
@@ -92,5 +93,5 @@ def _over_labels(root: Any) -> Iterator[Any]:
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
-                if type(child) is not LEAF and "neuraldbg_packed" not in child.metadata:
+                if type(child) is not LEAF and not packed(child):
                     waiting.append(child)

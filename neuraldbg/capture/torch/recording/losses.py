@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from neuraldbg.capture.torch.loss import bare
+from neuraldbg.capture.torch.loss import bare, packed
 from neuraldbg.capture.torch.recording.hashing import Digest, Hasher, settled
 
 RESHAPING = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward")
@@ -95,7 +95,7 @@ def loss_of(loss: Tensor) -> Loss | None:
         factors.append((bare(node)[:3].lower(), amount.detach().clone()))
         node = inside[0]
     kind = None if node is None else _KINDS.get(bare(node))
-    if node is None or kind is None or "neuraldbg_packed" in node.metadata:
+    if node is None or kind is None or packed(node):
         return None
     return _known(node, kind, tuple(factors))
 
