@@ -365,17 +365,36 @@ static int watch_gradient(watch *of, PyObject *output, const layer *from)
     return hung;
 }
 
+/* 0 = too deep, and nothing is known of it */
+static int begin_layer(watch *of, PyObject *module)
+{
+    if (of->depth == DEEPEST)
+        return 0;
+    call *top = &of->stack[of->depth++];
+    top->module = module;
+    top->own = of->own;
+    top->start = clock_of(CLOCK_MONOTONIC);
+    return 1;
+}
+
+/* Where it stood among those under way; -1 = nowhere. What began inside of it has ended, or was interrupted. */
+static int end_layer(watch *of, PyObject *module)
+{
+    int at = of->depth - 1;
+    while (at >= 0 && of->stack[at].module != module)
+        at--;
+    if (at >= 0)
+        of->depth = at;
+    return at;
+}
+
 static PyObject *before_layer(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
 {
     watch *of = ((hook *)self)->of;
     if (PyThread_get_thread_ident() != of->owner)
         return of->below ? PyObject_Vectorcall(of->below, args, given, names) : Py_NewRef(Py_None);
-    if (PyVectorcall_NARGS(given) < 1 || of->depth == DEEPEST)
-        Py_RETURN_NONE;
-    call *top = &of->stack[of->depth++];
-    top->module = args[0];
-    top->own = of->own;
-    top->start = clock_of(CLOCK_MONOTONIC);
+    if (PyVectorcall_NARGS(given) >= 1)
+        begin_layer(of, args[0]);
     Py_RETURN_NONE;
 }
 
@@ -412,32 +431,33 @@ static int write_layer(watch *of, PyObject *module, PyObject *output, const call
     return wanted == 1 && watch_gradient(of, output, from) < 0 ? -1 : 1;
 }
 
+/* `given`: module, args, kwargs, output. Whether the training may go on. */
+static int layer_ran(watch *of, int at, int64_t end, PyObject *const *given)
+{
+    call begun = of->stack[at];
+    int done = write_layer(of, given[0], given[3], &begun, end), fine = 1;
+    if (done == 0)
+        fine = tell_python(of->missed, Py_BuildValue("(O(LL)(OOO)i)", given[0], (long long)begun.start,
+                                                     (long long)(end - begun.start - (of->own - begun.own)), given[1],
+                                                     given[2], given[3], of->above_depth + at));
+    else if (done == 1 && (of->looks || of->fresh))
+        fine = tell_python(of->looked, Py_BuildValue("(O(OOO))", given[0], given[1], given[2], given[3]));
+    of->own += clock_of(CLOCK_MONOTONIC) - end;
+    if (fine && PyErr_Occurred())
+        give_up(of);
+    return fine;
+}
+
 static PyObject *after_layer(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
 {
     watch *of = ((hook *)self)->of;
     Py_ssize_t n = PyVectorcall_NARGS(given);
     int64_t end = clock_of(CLOCK_MONOTONIC);
-    int at = of->depth - 1;
-    while (n > 0 && at >= 0 && of->stack[at].module != args[0])
-        at--;
-    if (n < 1 || at < 0 || PyThread_get_thread_ident() != of->owner)
+    int at = n > 0 && PyThread_get_thread_ident() == of->owner ? end_layer(of, args[0]) : -1;
+    if (at < 0)
         return of->above ? PyObject_Vectorcall(of->above, args, given, names) : Py_NewRef(Py_None);
-    of->depth = at;
-    if (n < 4)
-        Py_RETURN_NONE; /* the forward raised */
-    call begun = of->stack[at];
-    int done = write_layer(of, args[0], args[3], &begun, end), fine = 1;
-    if (done == 0)
-        fine = tell_python(of->missed, Py_BuildValue("(O(LL)(OOO)i)", args[0], (long long)begun.start,
-                                                     (long long)(end - begun.start - (of->own - begun.own)), args[1],
-                                                     args[2], args[3], of->above_depth + at));
-    else if (done == 1 && (of->looks || of->fresh))
-        fine = tell_python(of->looked, Py_BuildValue("(O(OOO))", args[0], args[1], args[2], args[3]));
-    of->own += clock_of(CLOCK_MONOTONIC) - end;
-    if (!fine)
+    if (n >= 4 && !layer_ran(of, at, end, args)) /* with fewer the forward raised */
         return NULL;
-    if (PyErr_Occurred())
-        give_up(of);
     Py_RETURN_NONE;
 }
 #endif

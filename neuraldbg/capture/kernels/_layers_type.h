@@ -294,6 +294,7 @@ static PyObject *watch_drain(PyObject *self, PyObject *ignored)
 }
 
 #include "_parameters.h"
+#include "_straight.h"
 
 static PyMethodDef watch_methods[] = {
     {"listen", (PyCFunction)(void (*)(void))watch_listen, METH_FASTCALL, listen_doc},
@@ -307,6 +308,7 @@ static PyMethodDef watch_methods[] = {
     {"set_aside", watch_set_aside, METH_O, set_aside_doc},
     {"forget", watch_forget, METH_NOARGS, "No layer is known any more."},
     {"drain", watch_drain, METH_NOARGS, drain_doc},
+    {"straight", watch_straight, METH_VARARGS, straight_doc},
     {"gradients", watch_gradients, METH_VARARGS, gradients_doc},
     {"moved", watch_moved, METH_VARARGS, moved_doc},
     {NULL, NULL, 0, NULL},
@@ -344,7 +346,7 @@ static int add_layers(PyObject *module)
     hook_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &hook_spec, NULL);
     if (!hook_type || PyObject_SetAttrString((PyObject *)hook_type, "__torch_unserializable__", Py_True) < 0)
         return -1;
-    PyObject *type = PyType_FromModuleAndSpec(module, &watch_spec, NULL);
+    PyObject *type = add_straight(module) < 0 ? NULL : PyType_FromModuleAndSpec(module, &watch_spec, NULL);
     int failed = !type || PyModule_AddObjectRef(module, "Layers", type) < 0;
     Py_XDECREF(type);
     return failed ? -1 : 0;

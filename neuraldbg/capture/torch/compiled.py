@@ -99,6 +99,7 @@ class CompiledWatch:
         @wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
             if self.core.on:
+                self.passes.quick.short_way.remove()
                 self._reach_dynamo()
             return original(*args, **kwargs)
 

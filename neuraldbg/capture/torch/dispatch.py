@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -21,6 +22,9 @@ from neuraldbg.capture.torch.patches import Patches
 
 _CALL = nn.Module._call_impl.__code__
 _PRE, _POST = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+_TABLES = (_PRE, _POST, torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks)
+traced_by_dynamo = torch.compiler.is_dynamo_compiling
+_SHORT_WAY = "_compiled_call_impl"  # what torch calls in place of a module's forward and hooks, if there is something
 _NOTHING = id(None)
 _dynamo: tuple[Any, dict[int, Any]] | None = None  # where it counts frames, and its backends
 _LOOKS_AT_HOOKS = (nn.TransformerEncoderLayer,)  # leaves its fused path when it finds one on itself
@@ -98,6 +102,35 @@ class ModuleHooks:
         self.come_back()
         self._carrier = carrier  # torch is walking through the module's hooks: ours is taken off later
         self._after(module, args, output)
+
+
+class ShortWay:
+    """For modules of a pass that C sees: torch calls what C gives it, which calls the forward, in place of a function
+    that walks through hooks. It stands in the class; in a module torch takes it out of what is copied or pickled."""
+
+    def __init__(self, layers: Any) -> None:
+        """`layers`: None where there is no kernel."""
+        tracing = torch._C._get_tracing_state
+        self._of = None if layers is None else layers.straight(_TABLES, nn.Module._call_impl, tracing)
+
+    def __get__(self, module: nn.Module | None, _: type[nn.Module]) -> Any:
+        """In Python: Dynamo traces through it, and finds that nothing is there."""
+        return None if module is None or traced_by_dynamo() or self._of is None else self._of(module)
+
+    def install(self, patches: Patches) -> None:
+        asked_for = vars(nn.Module).get(_SHORT_WAY, self) is None  # by this torch, and nobody was here
+        if self._of is not None and asked_for and not compiled():
+            setattr(nn.Module, _SHORT_WAY, self)
+            patches.undo(self.remove)
+
+    def remove(self) -> None:
+        if vars(nn.Module).get(_SHORT_WAY) is self:
+            setattr(nn.Module, _SHORT_WAY, None)
+
+
+def has_compiled_call(module: Any) -> bool:
+    """Whether `Module.compile` was called of it."""
+    return module is not None and vars(module).get(_SHORT_WAY) is not None
 
 
 class _Waiter:

@@ -14,6 +14,7 @@ import numpy.random  # here and not by the first pass, in which it would take 8 
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.torch.dispatch import has_compiled_call
 from neuraldbg.capture.torch.members import modules_of, named_buffers_of
 from neuraldbg.capture.torch.nested import leaves, map_leaves, map_tensors, tensors
 from neuraldbg.capture.torch.pieces import copy_of
@@ -203,8 +204,7 @@ class Pass:
     @property
     def compiled(self) -> bool:
         """As a whole: nobody sees its layers."""
-        root = self.model.ref()
-        return self.model.wrapper == "OptimizedModule" or getattr(root, "_compiled_call_impl", None) is not None
+        return self.model.wrapper == "OptimizedModule" or has_compiled_call(self.model.ref())
 
     @property
     def phase(self) -> Phase:

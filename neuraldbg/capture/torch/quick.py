@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from neuraldbg.capture.kernels import host
 from neuraldbg.capture.kernels.elements import Element
 from neuraldbg.capture.staging import Block
-from neuraldbg.capture.torch.core import Core
-from neuraldbg.capture.torch.dispatch import alone, compiled
+from neuraldbg.capture.torch.core import Core, cannot_look
+from neuraldbg.capture.torch.dispatch import ShortWay, alone, compiled
 from neuraldbg.capture.torch.members import modules_of
 from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.tree import Model
@@ -52,6 +52,7 @@ class QuickLayers:
             self.c.listen(missed, gradient, looked, passes.pre_hook, passes.post_hook)
             core.recorder.staging.blocks.append(self._drain)
             core.tree.on_change = self._forget
+        self.short_way = ShortWay(self.c)
 
     # -- a pass ------------------------------------------------------------------------------------------------------
 
@@ -107,22 +108,24 @@ class QuickLayers:
             self.core.guard.failed("layers by C", None, error)
 
     def rest(self) -> None:
-        """The next step is not measured."""
+        """The next step is not measured: from now on few are, and the others' modules are not to be asked."""
         self.one = None
         if self.c is not None:
             self.c.rest()
+            self.short_way.remove()
 
     def close(self) -> None:
         if self.c is not None:
             self.c.listen(*(None,) * 5)
             self.c.forget()
+            self.short_way.remove()
             self.core.tree.on_change = None
             self.c = self.one = None
 
     def _looked(self, module: nn.Module, values: Any) -> None:
         one, core = self.one, self.core
         layer = core.tree.layers.get(module)
-        if one is None or layer is None or layer.wrapper:
+        if one is None or layer is None or layer.wrapper or cannot_look():
             return
         own = core.own_ns
         self.passes.layers.look(module, layer, one, values)
@@ -132,7 +135,7 @@ class QuickLayers:
 
     def _missed(self, module: nn.Module, times: tuple[int, int], values: Any, depth: int) -> None:
         one, core = self.one, self.core
-        if one is None or self.c is None:
+        if one is None or self.c is None or cannot_look():  # a layer may be traced in mid-pass
             return
         own = core.own_ns
         self.passes.layers.seen(module, one, (*times, None), values, depth)

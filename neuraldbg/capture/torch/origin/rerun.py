@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from neuraldbg.capture.torch.core import Core
+from neuraldbg.capture.torch.dispatch import has_compiled_call
 from neuraldbg.capture.torch.nested import leaves, tensors
 from neuraldbg.capture.torch.origin.localiser import Event, Localiser
 from neuraldbg.capture.torch.origin.values import not_finite
@@ -158,7 +159,7 @@ def _foreign_hooks(root: nn.Module) -> bool:
     """Hooks that would see the pass a second time. Torch's own (weight_norm, spectral_norm) only compute."""
     tables = [getattr(torch_module, name) for name in _GLOBAL_HOOKS]
     for module in root.modules():
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        if has_compiled_call(module):
             return True
         tables += [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]
     return any(not _of_torch_or_ours(hook) for table in tables for hook in table.values())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules import module as torch_module
 
+from neuraldbg.capture.torch.dispatch import has_compiled_call
 from neuraldbg.capture.torch.nested import map_leaves, tensors
 from neuraldbg.capture.torch.passes import KeptTensor, RngState, autocast_as
 from neuraldbg.capture.torch.probes.loss_replay import TapedPass
@@ -200,9 +201,8 @@ def reason_against(roots: list[nn.Module]) -> str | None:
         for module in root.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 return "the model is a TorchScript module"
-            if type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule") or getattr(
-                module, "_compiled_call_impl", None
-            ):
+            wrapped = type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule")
+            if wrapped or has_compiled_call(module):
                 return "the model is compiled or wrapped for several devices"
             hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
             if any(not _from_torch(hook) for table in hooks for hook in table.values()):
