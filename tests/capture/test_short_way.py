@@ -262,7 +262,7 @@ train()
 print(model(torch.ones(2, 4)).tolist())
 """
 BY_DYNAMO = 'torch._dynamo.optimize("eager", nopython=True)(model)'
-EXPORTED = "torch.export.export(model, (torch.ones(2, 4),), strict=False).module()"
+EXPORTED = "torch.export.export(model, (torch.ones(2, 4),), strict=True).module()"
 COMPILED = 'torch.compile(model, backend="eager", fullgraph=True)'
 
 

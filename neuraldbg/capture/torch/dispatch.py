@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from functools import wraps
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ class ModuleHooks:
         self.over = over  # at the end of a pass for which they stepped aside
         self._ids = (-1, -1)
         self.displaced = False  # out of torch's tables, or others in their place
+        self.closed = False
         self._carrier: weakref.ref[nn.Module] | None = None
         self._waiter = _Waiter(self)
 
@@ -48,6 +50,7 @@ class ModuleHooks:
         patches.handle(after)
         patches.undo(torch_module._global_forward_hooks_with_kwargs.pop, after.id, None)  # torch leaves it behind
         patches.undo(self._close)
+        patches.replace(torch.export, "export", self.without(torch.export.export))
 
     def step_aside(self, module: nn.Module) -> bool:
         """Until this module's call ends; whether it was done. Not where somebody else has global hooks, whose place
@@ -77,6 +80,22 @@ class ModuleHooks:
             if self._carrier is not None:
                 self._unhang()
 
+    def without(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For what fails where modules have hooks: torch.export cannot trace through those of all modules."""
+
+        @wraps(original)
+        def undisturbed(*args: Any, **kwargs: Any) -> Any:
+            first, number = self._ids
+            away = alone() and first in _PRE and number in _POST
+            taken = (_PRE.pop(first), _POST.pop(number)) if away else ()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if taken and not (_PRE or _POST) and not self.closed:
+                    _PRE[first], _POST[number] = taken
+
+        return undisturbed
+
     def let(self, before: Any, after: Any) -> None:
         """Other hooks take the place of ours until the pass ends."""
         if self._ids[0] in _PRE and self._ids[1] in _POST:
@@ -96,6 +115,7 @@ class ModuleHooks:
         """Before the handles take our hooks out for good."""
         self.come_back()
         self._unhang()
+        self.closed = True
 
     def raised(self, module: nn.Module, args: Any, output: Any) -> None:
         carrier, self._carrier = self._carrier, None
