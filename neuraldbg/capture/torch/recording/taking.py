@@ -155,7 +155,7 @@ class Recording:
         given = (args, kwargs) if refused is None else ((), {})
         training, trainable, buffers = self._around.look(root, one.around)
         if one.record is None or refused is not None:
-            record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
+            record = PassRecord.take(root, *given, backwards=0, around=(training, buffers))
         else:  # the batch and the random states were copied a moment ago
             was = one.record
             kept = (was.rng, was.args, was.kwargs, training, buffers, was.autocast, was.grad_enabled)
