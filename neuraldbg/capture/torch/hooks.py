@@ -280,7 +280,7 @@ class PassWatch:
         if core.device.used:
             core.device.poll()
         if one.record is not None and not one.model.random:
-            before, after = one.record.rng.torch_cpu, torch.get_rng_state()
+            before, after = one.record.rng.torch_cpu, torch.default_generator.get_state()
             one.model.random = not (same_bits([after], [before]) or torch.equal(after, before))
         if one.record is not None and finished and sum([t.numel() for t in outputs]) <= HASHED_ELEMENTS:
             one.output_digest = digest_of_all(outputs)

@@ -26,6 +26,7 @@ from neuraldbg.records import Phase
 UNCHECKED = -1
 CASTING = ("cpu", "cuda")  # devices whose operations may be cast
 any_casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_cpu_state: Callable[[], Tensor] = torch.default_generator.get_state
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
 
 
@@ -45,7 +46,7 @@ class RngState:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             cuda = tuple(torch.cuda.get_rng_state(device) for device in range(torch.cuda.device_count()))
         if last is not None:
-            return cls(torch.get_rng_state(), last.python(), last.numpy(), cuda)
+            return cls(_cpu_state(), last.python(), last.numpy(), cuda)
         return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state(), cuda)
 
     def restore(self) -> None:
