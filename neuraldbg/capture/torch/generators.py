@@ -21,21 +21,22 @@ Place = tuple[int, int]  # address, bytes
 
 _HEAD: Final = object.__basicsize__  # of an object: how often it is held, and its type
 _TWISTER: Final = 4 * 625  # bytes of the words of a Mersenne Twister and of its place among them
+_Python, _Legacy, _Twister = random.Random, np.random.RandomState, np.random.MT19937
 
 
 class _Last:
     """A state, and the bytes it was made of."""
 
     def __init__(self) -> None:
-        self._seen: list[Any] = []
-        self._state: Any = None
+        self._last: tuple[list[Any], Any] = ([], None)
 
     def state(self, look: Callable[[], list[Any]], take: Callable[[], Any]) -> Any:
-        seen = look()
-        if seen != self._seen or not seen:
-            self._state = take()
-            self._seen = seen if seen == look() else []  # another thread may have drawn in between
-        return self._state
+        seen, (known, state) = look(), self._last
+        if seen != known:
+            state = take()
+            if seen == look():  # else another thread has drawn in between
+                self._last = (seen, state)
+        return state
 
 
 class LastStates:
@@ -51,7 +52,7 @@ class LastStates:
 
     def python(self) -> Any:
         take = random.getstate
-        known = getattr(take, "__self__", None) is self._inst and type(self._inst) is random.Random
+        known = getattr(take, "__self__", None) is self._inst and type(self._inst) is _Python
         if not known or not self._readable:
             return take()
         return self._python.state(self._of_python, take)
@@ -60,11 +61,11 @@ class LastStates:
         take = numpy.random.get_state
         own = getattr(take, "__self__", None)
         bits = getattr(own, "_bit_generator", None)
-        if not self._readable or type(own) is not np.random.RandomState or type(bits) is not np.random.MT19937:
+        if not self._readable or type(own) is not _Legacy or type(bits) is not _Twister:
             return take()
         if own is not self._legacy or bits is not self._bits:  # as `set_bit_generator` puts another in its place
             self._legacy, self._bits = own, bits
-            self._places = [_within(own, np.random.RandomState), (bits.ctypes.state_address, _TWISTER)]
+            self._places = [_within(own, _Legacy), (bits.ctypes.state_address, _TWISTER)]
         return self._numpy.state(self._of_numpy, take)
 
     def _of_python(self) -> list[Any]:
@@ -83,11 +84,11 @@ def _readable() -> bool:
     """Whether generators of our own are seen to move where they are looked for."""
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
-    python, legacy = random.Random(0), np.random.RandomState(0)
+    python, legacy = _Python(0), _Legacy(0)
     bits = getattr(legacy, "_bit_generator", None)
-    if type(bits) is not np.random.MT19937 or _random.Random.__basicsize__ - _HEAD < _TWISTER:
+    if type(bits) is not _Twister or _random.Random.__basicsize__ - _HEAD < _TWISTER:
         return False
-    places = [_within(python, _random.Random), (bits.ctypes.state_address, _TWISTER), _within(legacy, type(legacy))]
+    places = [_within(python, _random.Random), (bits.ctypes.state_address, _TWISTER), _within(legacy, _Legacy)]
     before = [string_at(*place) for place in places]
     python.random()
     legacy.standard_normal()
