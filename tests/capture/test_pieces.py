@@ -7,6 +7,8 @@ import multiprocessing
 import resource
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neuraldbg.capture.torch import pieces
-from neuraldbg.capture.torch.pieces import APART, copied, copy_of, memory_of, rooms_for
+from neuraldbg.capture.torch.pieces import APART, Ready, copied, copy_of, memory_of, rooms_for
 
 LARGE = 2 * 2**20
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
@@ -133,3 +135,72 @@ def test_what_is_no_plain_tensor_gets_room_of_its_own() -> None:
     assert torch.equal(copy, kept)
     assert not copy.requires_grad
     assert copied([]) == []
+
+
+# -- memory that was fetched beforehand --------------------------------------------------------------------------------
+
+
+def ready(size: int = pieces.KEPT_BYTES) -> Ready:
+    memory = Ready(size)
+    memory.fetch()
+    return memory
+
+
+@given(st.lists(tensors(), max_size=6))
+def test_copies_in_memory_that_is_there_are_what_clones_are(values: list[Tensor]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pieces, "APART", 1)
+        memory = ready(8 * 5**4 * 16)
+        made = [memory.copy_of(value) for value in values]
+    for copy, value in zip(made, values, strict=True):
+        assert (copy.dtype, copy.shape) == (value.dtype, value.shape)
+        assert copy.stride() == torch.empty_like(value).stride()
+        assert torch.equal(copy, value)
+        copy.zero_()
+    assert all(not copy.any() for copy in made)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for pages")
+def test_each_copy_has_a_storage_of_its_own_in_the_same_memory() -> None:
+    memory, value = ready(), torch.rand(APART // 4 + 3)
+    first, second = memory.copy_of(value), memory.copy_of(value)
+    apart = second.data_ptr() - first.data_ptr()
+    assert APART < apart < APART + 2 * pieces.ALIGNED
+    assert first.untyped_storage().nbytes() == value.nbytes
+    memory.close()
+    second.fill_(2)
+    assert torch.equal(first, value)
+    assert torch.equal(memory.copy_of(value), value)
+
+
+@pytest.mark.parametrize("memory", [Ready(), ready(9 * APART), ready(8 * APART)])
+def test_what_does_not_fit_has_memory_of_its_own(memory: Ready) -> None:
+    values = [torch.full((APART // 4 * size,), float(at)) for at, size in enumerate([1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1])]
+    copies = [memory.copy_of(value) for value in values]
+    assert all(torch.equal(copy, value) for copy, value in zip(copies, values, strict=True))
+    spans = sorted((copy.data_ptr(), copy.nbytes) for copy in copies)
+    assert all(start + size <= after for (start, size), (after, _) in pairwise(spans))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for pages")
+def test_memory_that_is_there_is_fetched_once() -> None:
+    memory, value = ready(), torch.rand(2 * APART)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memory.fetch()
+    held = [memory.copy_of(value) for _ in range(7)]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 7 * value.nbytes // mmap.PAGESIZE // 4
+    assert all(torch.equal(each, value) for each in held)
+
+
+def test_threads_have_no_place_in_common() -> None:
+    memory = ready()
+    values = [torch.full((APART // 4,), float(at)) for at in range(48)]
+    with ThreadPoolExecutor(8) as several:
+        copies = list(several.map(memory.copy_of, values))
+    assert all(torch.equal(copy, value) for copy, value in zip(copies, values, strict=True))
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.functionalize])
+def test_what_stands_in_for_a_tensor_is_not_copied_there(transform: Any) -> None:
+    memory, value = ready(), torch.arange(2.0 * APART).reshape(2, -1)
+    assert torch.equal(transform(lambda each: memory.copy_of(each) * 1)(value), value)

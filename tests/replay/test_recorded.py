@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from replayed_programs import PROGRAMS, UPDATES, F, Program, Truth, batch, mlp
@@ -319,3 +321,36 @@ def test_a_child_that_lies_where_another_one_was_is_a_new_structure() -> None:
     model[1] = torch.nn.BatchNorm1d(2)
     known.children = [id(child) for child in model.children()]  # as if it had the same address
     assert known.look() is None
+
+
+class Chance(nn.Module):
+    """Draws from every generator, from some in some passes only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(512, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x)
+        number = int(x[0, 0].abs() * 1000)
+        out = out * random.gauss(1.0, 0.1) if number % 3 else out
+        return F.dropout(out * (1 + np.random.randn()), 0.1) if number % 2 else out
+
+
+def test_a_batch_that_is_overwritten_and_draws_of_all_generators_come_back(watched: Watched) -> None:
+    torch.manual_seed(0)
+    model, buffer, seen = Chance(), torch.empty(64, 512), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(8):
+        x = buffer.copy_(torch.randn(64, 512))
+        out = model(x)
+        out.square().mean().backward()
+        seen.append(out.detach().clone())
+        buffer.data.zero_() if step % 2 else buffer.zero_()
+        optimizer.step()
+        optimizer.zero_grad()
+        np.random.rand() if step == 4 else random.random()
+    for step, right in enumerate(seen):
+        made = watched.rebuilt(step, {"": model.fc, "model": model})
+        assert made.proof == "proved identical", step
+        assert torch.equal(made.seen["model"].outputs[0], right)

@@ -164,9 +164,11 @@ class Core:
         self._looked_at = 0
         self.told_again = 0  # step before which nobody else is told, if all until then are quiet
         self._early: list[tuple[str, Callable[..., None]]] = []
-        self._measure = self.guard.shield("statistics", lambda _, site, __: self.recorder.sites[site].path)(
-            self._measured
-        )
+        # Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured costs
+        # its own site its statistics and nothing else.
+        self.measure: Callable[[Tensor, int, Taker], None] = self.guard.shield(
+            "statistics", lambda _, site, __: self.recorder.sites[site].path
+        )(self._measured)
 
     def take_part(
         self, moment: str, place: str, notice: Callable[..., None], *, rarely: bool = False, early: bool = False
@@ -260,11 +262,6 @@ class Core:
     def measuring(self) -> bool:
         """Whether tensors of this step are looked into."""
         return self.budget.full and self.statistics
-
-    def measure(self, tensor: Tensor, site: int, taker: Taker) -> None:
-        """Statistics of one tensor, now or once they have come from the device. A tensor that cannot be measured costs
-        its own site its statistics and nothing else."""
-        self._measure(tensor, site, taker)
 
     def _measured(self, tensor: Tensor, _: int, taker: Taker) -> None:
         self.device.stats(tensor, taker)

@@ -105,7 +105,7 @@ class DeviceQueue:
 
     def stats(self, tensor: Tensor, taker: Taker) -> None:
         """`taker` is called with the statistics; or is a head, which only a tensor on a device may have."""
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             measured = measure(tensor)
             if measured is not None:
                 taker(measured)  # type: ignore[operator]

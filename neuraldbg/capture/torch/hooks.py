@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.kernels import frameless
+from neuraldbg.capture.kernels.host import same_bits
 from neuraldbg.capture.torch.core import RECORDED_STEPS, Core, cannot_look, compiler, now_ns, traced_by_dynamo, tracing
 from neuraldbg.capture.torch.dispatch import ModuleHooks
 from neuraldbg.capture.torch.layer_watch import UNTIMED, LayerWatch
 from neuraldbg.capture.torch.members import is_usual
 from neuraldbg.capture.torch.nested import few_given, given_tensors, tensors
-from neuraldbg.capture.torch.passes import CLONE_BYTES, Pass, PassRecord, digest_of_all, light_record, pass_begun
+from neuraldbg.capture.torch.passes import CLONE_BYTES, Means, Pass, PassRecord, digest_of_all, light_record, pass_begun
 from neuraldbg.capture.torch.quick import QuickLayers
 from neuraldbg.capture.torch.stats import identity_of
 from neuraldbg.capture.torch.structures import Structures, copies_of, named_buffers
@@ -48,7 +49,7 @@ class PassWatch:
         self.core = core
         self.count = 0
         self.open: deque[Pass] = deque()
-        self.structures = Structures()
+        self.structures, self.means = Structures(), Means()
         self.current: deque[Pass] = deque()  # passes since the last update, with their records
         self.light: deque[Pass] = deque()  # the others
         shield = core.guard.shield
@@ -64,6 +65,11 @@ class PassWatch:
         self.calls = 0  # of modules, for the cost of being called at all
         self._leaf_hooks: list[Any] = []  # on tensors that outlive the pass: taken away after the update
         self.before_pass: list[Any] = []
+        core.take_part("optimizer_created", "passes", self._prepare)
+
+    def _prepare(self, _: Any) -> None:
+        if self.core.budget.full and self.core.recording:
+            self.means.memory.fetch()
 
     # -- hooks -----------------------------------------------------------------------------------------------------
 
@@ -233,8 +239,8 @@ class PassWatch:
             return
         self._recorded_bytes += size
         one.record_bytes = size
-        known: dict[str, Any] = {"buffers": copies_of(buffers), "training": around and around[0]}
-        one.record = PassRecord.take(root, *inputs, backwards=self.core.backwards, **known)
+        known: dict[str, Any] = {"around": (around and around[0], copies_of(buffers) if buffers else {})}
+        one.record = PassRecord.take(root, *inputs, backwards=self.core.backwards, means=self.means, **known)
         one.entry_module = weakref.ref(module)
         self.current.append(one)
 
@@ -274,7 +280,8 @@ class PassWatch:
         if core.device.used:
             core.device.poll()
         if one.record is not None and not one.model.random:
-            one.model.random = not torch.equal(one.record.rng.torch_cpu, torch.get_rng_state())
+            before, after = one.record.rng.torch_cpu, torch.default_generator.get_state()
+            one.model.random = not (same_bits([after], [before]) or torch.equal(after, before))
         if one.record is not None and finished and sum([t.numel() for t in outputs]) <= HASHED_ELEMENTS:
             one.output_digest = digest_of_all(outputs)
         if one.sampled and not any(map(_on_device, outputs)):  # on a device this would be the time of launching
@@ -371,6 +378,7 @@ class PassWatch:
         while self._leaf_hooks:
             self._leaf_hooks.pop().remove()
         self._forget_records()
+        self.means.memory.close()
 
     def _close(self, one: Pass) -> None:
         if not one.trained:

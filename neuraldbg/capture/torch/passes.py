@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.torch.dispatch import has_compiled_call
+from neuraldbg.capture.torch.generators import LastStates
 from neuraldbg.capture.torch.members import modules_of, named_buffers_of
 from neuraldbg.capture.torch.nested import leaves, map_leaves, map_tensors, tensors
-from neuraldbg.capture.torch.pieces import copy_of
+from neuraldbg.capture.torch.pieces import Ready, copy_of
 from neuraldbg.capture.torch.stats import digest_of
 from neuraldbg.capture.torch.structures import copies_of
 from neuraldbg.capture.torch.tree import Layer, Model
@@ -26,6 +27,7 @@ from neuraldbg.records import Phase
 UNCHECKED = -1
 CASTING = ("cpu", "cuda")  # devices whose operations may be cast
 any_casting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_cpu_state: Callable[[], Tensor] = torch.default_generator.get_state
 CLONE_BYTES = 4 * 2**20  # larger inputs are kept by reference, with their version counter
 
 
@@ -39,10 +41,13 @@ class RngState:
     cuda: tuple[Tensor, ...] | None
 
     @classmethod
-    def take(cls) -> RngState:
+    def take(cls, last: LastStates | None = None) -> RngState:
+        """`last`: whoever has taken them before."""
         cuda = None
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             cuda = tuple(torch.cuda.get_rng_state(device) for device in range(torch.cuda.device_count()))
+        if last is not None:
+            return cls(_cpu_state(), last.python(), last.numpy(), cuda)
         return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state(), cuda)
 
     def restore(self) -> None:
@@ -67,6 +72,16 @@ class KeptTensor:
         if self.version == UNCHECKED:
             return None
         return self.version is None or self.tensor._version == self.version
+
+
+class Means:
+    """What makes it quicker to record pass after pass: memory for their inputs, and states that have not moved."""
+
+    def __init__(self) -> None:
+        self.memory, self.states = Ready(), LastStates()
+
+    def keep(self, tensor: Tensor) -> KeptTensor:
+        return _keep(tensor, self.memory.copy_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +112,19 @@ class PassRecord:
         kwargs: dict[str, Any],
         *,
         backwards: int,
-        buffers: Mapping[str, Tensor] | None = None,
-        training: tuple[bool, ...] | None = None,
+        around: tuple[tuple[bool, ...] | None, Mapping[str, Tensor] | None] = (None, None),
+        means: Means | None = None,
     ) -> PassRecord:
-        """`buffers` and `training`: copies of them, where somebody has made some."""
+        """`around`: training flags and copies of buffers, where somebody has taken them."""
+        training, buffers = around
         if buffers is None:
             buffers = copies_of(dict(named_buffers_of(root)))
+        keep = _keep if means is None else means.keep
+        alone = len(args) == 1 and type(args[0]) is Tensor  # mostly
         return cls(
-            rng=RngState.take(),
-            args=map_tensors(args, _keep),
-            kwargs=map_tensors(kwargs, _keep) if kwargs else {},
+            rng=RngState.take(None if means is None else means.states),
+            args=(keep(args[0]),) if alone else map_tensors(args, keep),
+            kwargs=map_tensors(kwargs, keep) if kwargs else {},
             training=tuple([module.training for module in modules_of(root)]) if training is None else training,
             buffers=buffers,
             autocast=casting() if any_casting() else (),
@@ -118,6 +136,13 @@ class PassRecord:
     def intact(self) -> bool:
         """False when an input that was kept by reference has been written to since, or may have been."""
         return all(leaf.intact for leaf in leaves((self.args, self.kwargs), KeptTensor))
+
+    def copy_of(self, tensor: Tensor, args: Any) -> Tensor | None:
+        """Of one of the arguments it was made of: the private copy. Nobody writes to it."""
+        for given, kept in zip(args, self.args, strict=False):
+            if given is tensor:
+                return kept.tensor if kept.version is None else None
+        return None
 
     def rerun(self, entry: Callable[..., Any], root: nn.Module) -> Any:
         """Run the pass again and return its outputs. Parameters are the live ones; everything else the pass touches
@@ -287,11 +312,11 @@ def _autocast(device_type: str) -> Autocast:
     return Autocast(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
 
 
-def _keep(tensor: Tensor) -> KeptTensor:
+def _keep(tensor: Tensor, copy: Callable[[Tensor], Tensor] = copy_of) -> KeptTensor:
     small = tensor.layout == torch.strided and tensor.numel() * tensor.element_size() <= CLONE_BYTES
     if not small or tensor.requires_grad:
         return KeptTensor(tensor.detach() if tensor.requires_grad else tensor, _version(tensor))
-    return KeptTensor(copy_of(tensor), None)
+    return KeptTensor(copy(tensor), None)
 
 
 def _weakly(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 ALIGNED = 64
 APART = 2**15  # bytes from which on a copy has memory that is asked of the system, in one call
 READY_BYTES = 24 * 2**20  # of parameters: for copies of so many, memory is fetched before their first update
+KEPT_BYTES = 2 * 2**20  # of batches: likewise, and eight of them have to fit
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _POPULATE = 23 if sys.platform == "linux" else None  # MADV_POPULATE_WRITE, since 5.14: Python has no name for it
 
@@ -43,13 +45,23 @@ def memory_of(size: int) -> Tensor:
     that has just begun (measured: 14 to 23 ms for 5 MB, small ones 2 to 6)."""
     if _POPULATE is None or size < APART:
         return torch.empty(size, dtype=torch.uint8, device="cpu")
+    mapped = _mapped(size)
+    if mapped is None:
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def _mapped(size: int) -> mmap.mmap | None:
+    """With all of its pages. None where a process may have no more of them."""
+    if _POPULATE is None:
+        return None
     try:
         mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # a process may have so many of them, and no more
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    except OSError:
+        return None
     with suppress(OSError):  # an older system, or one that is short of memory: page by page
         mapped.madvise(_POPULATE)
-    return torch.frombuffer(mapped, dtype=torch.uint8)
+    return mapped
 
 
 def array_apart(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -84,6 +96,46 @@ class Memory:
                 whole = self._memory[torch.uint8] = memory_of(self.size)
             found = self._memory[dtype] = whole.view(dtype)
         return found
+
+
+class Ready:
+    """Memory for copies of modest batches, fetched at once and before the steps they are made in: to ask for it takes
+    ten times as long as to copy. Each has a storage of its own; the memory goes when the last of them does."""
+
+    def __init__(self, size: int = KEPT_BYTES) -> None:
+        self._size = size
+        self._memory: mmap.mmap | None = None
+        self._at = size  # where the next one goes
+        self._lock = threading.Lock()  # several threads may train
+
+    def fetch(self) -> None:
+        """Once."""
+        if self._memory is None and self._size:
+            self._memory, self._at = _mapped(self._size), 0
+
+    def close(self) -> None:
+        self._memory, self._size = None, 0
+
+    def copy_of(self, value: Tensor) -> Tensor:
+        """The same as the function does, which makes it where there is no such memory left."""
+        memory = self._memory
+        start = None if memory is None or not plain(value) else self._room_for(value.nbytes)
+        if memory is None or start is None:
+            return copy_of(value)
+        value = value.detach()
+        room = torch.frombuffer(memory, dtype=value.dtype, count=value.numel(), offset=start)
+        laid_out = value if value.is_contiguous() else torch.empty_like(value, device="meta")
+        return room.as_strided(laid_out.shape, laid_out.stride()).copy_(value)
+
+    def _room_for(self, size: int) -> int | None:
+        if not APART <= size <= self._size // 8:
+            return None
+        with self._lock:
+            start = self._at
+            if start + size > self._size:
+                return None
+            self._at = start + room_for(size)
+        return start
 
 
 def foreseen(parameters: Sequence[Tensor]) -> list[Tensor]:

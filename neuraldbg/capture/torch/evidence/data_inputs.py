@@ -15,7 +15,6 @@ from neuraldbg.capture.kernels import host
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
 from neuraldbg.capture.torch.nested import given_tensors, leaves, tensors
 from neuraldbg.capture.torch.passes import Pass, WeakValue
-from neuraldbg.capture.torch.pieces import copy_of
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.tree import Layer
 
@@ -149,7 +148,9 @@ class Inputs:
         about["step"] = one.step
         if looks and array.nbytes <= KEPT_BYTES:
             with torch.no_grad():
-                self._later.append((about, copy_of(tensor), axis))  # not within the first updates
+                self._later.append(
+                    (about, self._passes.means.memory.copy_of(tensor), axis)
+                )  # not within the first updates
         else:
             self._write_layer(about, array, axis)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from neuraldbg.capture.torch.core import Core
 from neuraldbg.capture.torch.evidence.rows import Array, Keys, as_array
+from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.pieces import array_apart
 
 MOST_ROWS = 1600  # looked through once there are as many: batch by batch it takes five times as long
 ROOM = 2 * MOST_ROWS  # and no more of one batch
+HELD_BYTES = 4 * 2**20  # of batches whose rows are taken out when they are looked through
 FEWEST_ROWS = 96
 FEATURES = 128
 MOST_CALLS = 400
@@ -37,6 +40,8 @@ class Pairs:
     kept: int = 0
     filled: int = 0
     waiting: list[int] = field(default_factory=list)  # rows of each batch
+    held: list[tuple[int, Array]] = field(default_factory=list)  # batches whose rows are still in them, and their place
+    held_bytes: int = 0
     keys: set[int] = field(default_factory=set)
     calls: int = 0
     constant: int = 0  # batches of one label
@@ -44,26 +49,39 @@ class Pairs:
     width: int | None = None
     ids: bool | None = None  # whole numbers as inputs
 
-    def take(self, x: Array, keys: Keys, labels: Array) -> bool:
-        """False where such inputs are none that can be judged."""
-        flat, ids = x.reshape(len(x), -1)[:MOST_ROWS], x.dtype.kind != "f"
-        if x.dtype.kind not in "fiu" or self.ids not in (None, ids) or not flat.size:
+    def take(self, x: Array, keys: Keys, labels: Array, *, ours: bool = False) -> bool:
+        """False where such inputs are none that can be judged. `ours`: nobody will write to `x`."""
+        ids, count = x.dtype.kind != "f", min(len(x), MOST_ROWS)
+        if x.dtype.kind not in "fiu" or self.ids not in (None, ids) or not x.size:
             return False
-        self.ids, step = ids, -(-flat.shape[1] // FEATURES)
-        if not len(self.rows):
-            columns = FEATURES if ids else -(-flat.shape[1] // step)
-            self.rows = array_apart((ROOM, columns), np.float32)
+        self.ids = ids
+        if not len(self.labels):
             self.labels, self.keys_of = array_apart((ROOM,), np.float64), array_apart((ROOM,), np.uint64)
-        part = slice(self.filled, self.filled + len(flat))
-        self.rows[part] = _counted(flat) if ids else flat[:, ::step]
+        part = slice(self.filled, self.filled + count)
         self.labels[part], self.keys_of[part] = labels.reshape(-1)[:MOST_ROWS], keys[:MOST_ROWS]
-        self.filled += len(flat)
-        self.waiting.append(len(flat))
+        if ours and self.held_bytes + x.nbytes <= HELD_BYTES:
+            self.held.append((self.filled, x))
+            self.held_bytes += x.nbytes
+        else:
+            self._take_out(self.filled, x)
+        self.filled += count
+        self.waiting.append(count)
         return True
+
+    def _take_out(self, at: int, x: Array) -> None:
+        flat = x.reshape(len(x), -1)[:MOST_ROWS]
+        step = -(-flat.shape[1] // FEATURES)
+        if not len(self.rows):
+            columns = FEATURES if self.ids else -(-flat.shape[1] // step)
+            self.rows = array_apart((ROOM, columns), np.float32)
+        self.rows[at : at + len(flat)] = _counted(flat) if self.ids else flat[:, ::step]
 
     def look_through(self) -> bool:
         """Leaves out what is known already; False where labels or inputs are none that can be judged."""
         waiting, self.waiting = self.waiting, []
+        held, self.held, self.held_bytes = self.held, [], 0
+        for at, x in held:
+            self._take_out(at, x)
         at = self.kept
         for count in waiting:
             rows, labels, keys = (one[at : at + count] for one in (self.rows, self.labels, self.keys_of))
@@ -88,6 +106,32 @@ class Pairs:
         self.kept += len(new)
 
 
+class Inputs(NamedTuple):
+    """Of a training pass."""
+
+    tensor: Tensor
+    keys: Keys  # one for each of its rows
+    copy: Tensor | None  # with the same values, that nobody writes to
+
+
+class LastInput:
+    """Of the last training pass. Holds neither the batch nor its copy."""
+
+    def __init__(self, one: Pass, args: Any, tensor: Tensor, keys: Keys) -> None:
+        self.tensor, self._keys = weakref.ref(tensor), keys
+        copy = None if one.record is None or tensor.is_inference() else one.record.copy_of(tensor, args)
+        self._copy = None if copy is None else weakref.ref(copy)
+        self._version = -1 if copy is None else tensor._version
+
+    def inputs(self) -> Inputs | None:
+        """The copy only as long as it is what the batch is."""
+        tensor = self.tensor()
+        if tensor is None:
+            return None
+        copy = self._copy() if self._copy is not None and tensor._version == self._version else None
+        return Inputs(tensor, self._keys, copy)
+
+
 class Relation:
     """A fact `relation` when the script is over: how much better than shuffled labels a linear and
     a nearest-neighbour predictor do on the other half, in standard deviations."""
@@ -104,22 +148,21 @@ class Relation:
         pairs = self._pairs
         return pairs is None or len(pairs.keys) >= MOST_ROWS or pairs.calls >= MOST_CALLS
 
-    def add(self, kind: str, inputs: tuple[Tensor, Keys] | None, target: Tensor) -> None:
-        """`inputs`: with a key for each of its rows."""
+    def add(self, kind: str, inputs: Inputs | None, target: Tensor) -> None:
         pairs = self._pairs
         if pairs is None or self.over:
             return
         pairs.calls += 1
-        if inputs is None or self._last == (id(inputs[0]), self.core.backwards):
+        if inputs is None or self._last == (id(inputs.tensor), self.core.backwards):
             self._discard(pairs)  # two passes or two losses: which label belongs to which input is not known
             return
-        self._last = (id(inputs[0]), self.core.backwards)
-        x, y = as_array(inputs[0]), as_array(target)
+        self._last, ours = (id(inputs.tensor), self.core.backwards), inputs.copy is not None
+        x, y = as_array(inputs.copy if ours else inputs.tensor), as_array(target)
         if x is None or y is None or not _paired(pairs, kind, x, y):
             self._discard(pairs)
             return
         pairs.kind, pairs.width = kind, x.size // len(x)
-        if not pairs.take(x, inputs[1], y):
+        if not pairs.take(x, inputs.keys, y, ours=ours):
             self._discard(pairs)
         elif pairs.filled >= MOST_ROWS:
             self._settle(pairs)

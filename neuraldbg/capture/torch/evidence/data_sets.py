@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuraldbg.capture.guard import attempt
+from neuraldbg.capture.torch.evidence.data_relation import Inputs, LastInput
 from neuraldbg.capture.torch.evidence.data_search import arrays_in_sight
 from neuraldbg.capture.torch.evidence.data_windows import sequence_of
 from neuraldbg.capture.torch.evidence.rows import (
@@ -100,8 +100,7 @@ class DataSets:
         self.evaluated_on_trained: float | None = None  # share of the last evaluation batch's rows
         self._room = ROW_BYTES
         self._again = 2  # searches for another set when rows turn up that are not in the one found
-        self._last: Callable[[], Tensor | None] = _nothing
-        self._last_keys: Keys | None = None
+        self._last: LastInput | None = None
         self._backwards = -1  # before the last training pass
         self._over = False  # no more rows are remembered
         self._alone = False  # the last training pass is the only one of its backward, with one tensor as input
@@ -112,10 +111,10 @@ class DataSets:
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
-    def _pass_begun(self, one: Pass, *_: Any) -> None:
+    def _pass_begun(self, one: Pass, _: Any, args: Any, *__: Any) -> None:
         if not one.grad or self._over:
             return
-        before, self._last = self._last, _nothing
+        before, self._last = self._last, None
         backwards = self.core.backwards
         self._alone, self._backwards = backwards != self._backwards, backwards
         searching = self.found is None and self._passes in SEARCHES
@@ -132,7 +131,7 @@ class DataSets:
             return
         self._room -= min(tensor.nbytes, len(keys) * LONGEST_ROW * tensor.element_size())
         self._pending.append((one, keys))
-        kept = before() is tensor
+        kept = before is not None and before.tensor() is tensor
         if searching:
             self._search(as_array(tensor), keys)
         if self._passes == SEARCHES[-1] + 1:
@@ -140,7 +139,7 @@ class DataSets:
         if self.found is not None and (following or searching or self._passes % NOW_AND_THEN == 0):
             self._unfollowed.append((keys, kept))
         self._look_up(one, tensor)
-        self._last, self._last_keys = weakref.ref(tensor), keys
+        self._last = LastInput(one, args, tensor, keys)
         self._alone = self._alone and (len(one.entered) == 1 or sum([t.dim() > 0 for t in one.entered]) == 1)
 
     def _look_up(self, one: Pass, tensor: Tensor) -> None:
@@ -244,11 +243,9 @@ class DataSets:
             found.same_object += kept
         return places is not None
 
-    def last_input(self) -> tuple[Tensor, Keys] | None:
-        """Of the training pass under way: the one a loss is computed from, with a key for each row. None where it could
-        be another one."""
-        last, keys = self._last() if self._alone else None, self._last_keys
-        return None if last is None or keys is None else (last, keys)
+    def last_input(self) -> Inputs | None:
+        """Of the training pass under way: the one a loss is computed from. None where it could be another one."""
+        return None if self._last is None or not self._alone else self._last.inputs()
 
     # -- targets -------------------------------------------------------------------------------------------------------
 
@@ -326,10 +323,6 @@ class DataSets:
             "repeated": self.repeated,
             "complete": self.complete,
         }
-
-
-def _nothing() -> None:
-    return None
 
 
 def _first_batch(entered: Sequence[Tensor]) -> Tensor | None:

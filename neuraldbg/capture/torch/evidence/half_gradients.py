@@ -72,7 +72,7 @@ class HalfGradients:
             return None
         record, entry = again.record, again.entry
         wide = {name: p.detach().float().requires_grad_() for name, p in entry.named_parameters()}
-        args, kwargs = map_leaves((record.args, record.kwargs), KeptTensor, lambda kept: _wide(kept.tensor))
+        args, kwargs = map_leaves((record.args, record.kwargs), KeptTensor, lambda kept: _wide(kept.tensor.clone()))
         buffers = {name: _wide(buffer.clone()) for name, buffer in entry.named_buffers()}
         with unseen(self.core), as_it_was(root), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             state = torch.get_rng_state()

@@ -18,6 +18,8 @@ Keys = NDArray[np.uint64]
 Array = NDArray[Any]
 LONGEST_ROW = 256  # elements of a row that are read; of longer ones so many, evenly spread
 AT_A_TIME = 1024  # rows: bounds the memory it takes
+_USUAL = frozenset((torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8))
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _WEIGHTS = np.random.Generator(np.random.PCG64(20)).integers(1, 2**24, (4 * LONGEST_ROW, 2)).astype(np.float64)
 
@@ -26,6 +28,9 @@ def as_array(value: Any) -> Array | None:
     """A dense host tensor or a NumPy array of numbers, without a copy where possible."""
     if isinstance(value, np.ndarray):
         return value if value.dtype.kind in "fiub" and value.ndim > 0 else None
+    if type(value) is Tensor and _is_usual(value):
+        usual: Array = value.detach().numpy()
+        return usual
     if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided or value.dim() == 0:
         return None
     if not measurable(value) or value.is_complex():
@@ -35,6 +40,12 @@ def as_array(value: Any) -> Array | None:
         plain = plain.view(torch.int16)
     array: Array = plain.numpy()
     return array
+
+
+def _is_usual(value: Tensor) -> bool:
+    if not value.is_cpu or value.dtype not in _USUAL or value.layout is not torch.strided or not value.dim():
+        return False
+    return not (value.is_nested or value.is_neg() or _wrapped(value))
 
 
 def keys_of_rows(tensor: Tensor, most: int) -> Keys | None:

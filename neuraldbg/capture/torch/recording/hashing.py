@@ -17,7 +17,9 @@ from neuraldbg.capture.kernels.twin import KEYS, hash_from_sums
 from neuraldbg.capture.torch.nested import tensors
 from neuraldbg.capture.torch.stats import all_salted, digest_of, measurable, salted
 
-HASHED_BYTES: Final = 2 * 2**20  # of gradients, in one update: of more, others have their turn in the next one
+# of gradients, in one update: of more, others have their turn in the next one. One that is another also makes other
+# outputs in the pass after it, and those are hashed every time
+HASHED_BYTES: Final = 2**19
 HASHED_ON_DEVICE: Final = 4  # gradients of one update: each is several launches
 PIECE: Final = 2**20  # words of 8 bytes that are hashed at a time where there is no kernel: bounds the memory it takes
 _HALF: Final = 0xFFFFFFFF

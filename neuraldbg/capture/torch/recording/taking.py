@@ -61,6 +61,7 @@ class Recording:
         self._awake = True
         self._running: dict[int, TapedPass] = {}  # by pass, until the next updates
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._known: list[weakref.ref[Optimizer]] = []  # the same: to walk through a set of them is four frames
         self._ready: IdentityTable[bool] = IdentityTable()  # models
         self._marks = GradientMarks()
         self._room: Memory | None = None  # for the first state
@@ -132,6 +133,7 @@ class Recording:
 
     def _optimizer_created(self, optimizer: Optimizer) -> None:
         self.optimizers.add(optimizer)
+        self._known = list(map(weakref.ref, self.optimizers))
         self.tape.add_optimizer(optimizer)
         if self._last_pass_step < 0 and len(self.optimizers) <= PREPARED and self._awake:
             self._room = memory_for([parameter for one in self.optimizers for parameter in owned(one)])
@@ -155,7 +157,7 @@ class Recording:
         given = (args, kwargs) if refused is None else ((), {})
         training, trainable, buffers = self._around.look(root, one.around)
         if one.record is None or refused is not None:
-            record = PassRecord.take(root, *given, backwards=0, buffers=buffers, training=training)
+            record = PassRecord.take(root, *given, backwards=0, around=(training, buffers))
         else:  # the batch and the random states were copied a moment ago
             was = one.record
             kept = (was.rng, was.args, was.kwargs, training, buffers, was.autocast, was.grad_enabled)
@@ -234,7 +236,7 @@ class Recording:
 
     def _backward_done(self, _: Tensor | None) -> None:
         self._in_backward = False
-        self._marks.take([owned(optimizer) for optimizer in self.optimizers])
+        self._marks.take([owned(one) for ref in self._known if (one := ref()) is not None])
 
     # -- changes of gradients ------------------------------------------------------------------------------------------
 
