@@ -31,6 +31,7 @@ CONSOLIDATE_ROWS: Final = 8_192  # journalled rows of a table that become one ch
 SMALLEST_CHUNK_ROWS: Final = 512  # what a full disk is tried with
 FACTS_BUFFER_BYTES: Final = 16_000_000
 FACTS_CHUNK_BYTES: Final = 1_000_000
+CHUNK_BYTES: Final = 524_288  # of memory, at first
 BALLAST_BYTES: Final = 65_536  # given back on a full disk at close, so that the end and the drops can be told
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
@@ -101,7 +102,7 @@ class TraceWriter:
         }
         self._segment_tally: dict[Path, dict[str, int]] = {}
         self._evicted: dict[str, int] = {}
-        self._encoder = ChunkEncoder()
+        self._encoder = ChunkEncoder(CHUNK_BYTES)
         self._chunk_rows = ring_rows
         self._facts = FactBuffer(FACTS_BUFFER_BYTES)
         self._reported = self.dropped
@@ -323,7 +324,8 @@ class TraceWriter:
             count = sum(map(len, blocks))
             total = lane.journalled_rows + count
             if last or count >= JOURNAL_BELOW_ROWS or total >= CONSOLIDATE_ROWS:
-                self._to_segment(lane, [lane.journalled[: lane.journalled_rows], *blocks])
+                before = [lane.journalled[: lane.journalled_rows]] if lane.journalled_rows else []
+                self._to_segment(lane, before + blocks)
                 lane.first_row += total
                 lane.journalled_rows = 0
                 lane.ring.release(count)
