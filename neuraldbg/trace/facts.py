@@ -119,6 +119,7 @@ class _Waiting:
 _PER_FACT = 400  # bytes of a line beside its texts, about
 _FEW = 32  # values in a row
 _WHOLE = 10**300  # larger numbers may have more digits than Python writes
+_LEAST = -_WHOLE
 _LASTING = frozenset((float, bool, type(None)))
 
 
@@ -128,10 +129,12 @@ def _size_of_lasting(fields: dict[str, Any]) -> int | None:
     size = _PER_FACT
     for name, value in fields.items():
         kind = value.__class__
+        if kind in _LASTING:
+            continue
         if kind is str:
             size += len(value)
         elif kind is int:
-            if not -_WHOLE < value < _WHOLE:
+            if not _LEAST < value < _WHOLE:
                 return None
         elif kind is tuple or kind is list:
             if len(value) > _FEW:
@@ -142,9 +145,9 @@ def _size_of_lasting(fields: dict[str, Any]) -> int | None:
                 kind = item.__class__
                 if kind is str:
                     size += len(item)
-                elif not (kind in _LASTING or (kind is int and -_WHOLE < item < _WHOLE)):
+                elif not (kind in _LASTING or (kind is int and _LEAST < item < _WHOLE)):
                     return None
-        elif kind not in _LASTING:
+        else:
             return None
     return size
 
