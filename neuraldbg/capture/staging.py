@@ -14,9 +14,12 @@ from neuraldbg.trace.tables import TABLES
 Block = NDArray[np.void]
 LIMIT = 100_000  # rows that may wait for the flush thread before new ones are dropped and counted
 HISTOGRAMS_LIMIT = LIMIT // 50  # they are dropped long before anything else is
+ROOM_BYTES = 524_288  # rows of so many are put in order without asking for memory
 
 
 class Sink(Protocol):
+    """Copies what it is given."""
+
     def append(self, table: str, rows: NDArray[np.void]) -> int: ...
 
     def fact(self, type: str, **fields: Any) -> None: ...
@@ -33,6 +36,7 @@ class Staging:
             self._bounded(table) for table in ("stats", "spans", "scalars", "calls")
         )
         self.histograms = self._bounded("histograms", HISTOGRAMS_LIMIT)
+        self._room = np.full(ROOM_BYTES, 0, np.uint8)
 
     def _bounded(self, table: str, limit: int = LIMIT) -> Callable[[tuple[Any, ...]], None]:
         waiting, dropped = self._waiting[table], self.dropped
@@ -58,14 +62,24 @@ class Staging:
                 if len(block):
                     made.setdefault(name, []).append(block)
         for name, parts in made.items():
-            sink.append(name, parts[0] if len(parts) == 1 else _in_order(parts))
+            sink.append(name, parts[0] if len(parts) == 1 else self._in_order(parts))
 
+    def _in_order(self, parts: list[Block]) -> Block:
+        """As they were numbered when they were seen; valid until the next call. NumPy would move each field of each row
+        by itself, and fresh memory costs more than all else here: the system hands it out page by page."""
+        dtype = parts[0].dtype
+        order = np.concatenate([part["seq"] for part in parts]).argsort(kind="stable")
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        together = self._memory(len(order) * dtype.itemsize).view(f"V{dtype.itemsize}")
+        at = 0
+        for part in parts:
+            together[places[at : at + len(part)]] = part.view(together.dtype)
+            at += len(part)
+        return together.view(dtype)
 
-def _in_order(parts: list[Block]) -> Block:
-    """As they were numbered when they were seen. NumPy would move each field of each row by itself."""
-    dtype = parts[0].dtype
-    together = np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts])
-    return together[np.argsort(together.view(dtype)["seq"], kind="stable")].view(dtype)
+    def _memory(self, size: int) -> NDArray[np.uint8]:
+        return np.empty(size, np.uint8) if size > ROOM_BYTES else self._room[:size]
 
 
 def _take(waiting: deque[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -17,7 +17,7 @@ from neuraldbg.store.layout import rank_folder
 from neuraldbg.store.manifest import DataSet, Manifest, Part
 from neuraldbg.store.older import count_rows, rows_at
 from neuraldbg.trace.files import GrowingFile
-from neuraldbg.trace.format import ChunkEncoder
+from neuraldbg.trace.format import ChunkEncoder, encode_file_header
 from neuraldbg.trace.tables import TABLES
 
 CHUNK_ROWS: Final = 65_536
@@ -55,10 +55,10 @@ class RankWriter:
     def __init__(self, data_set: DataSet, manifest: Manifest, folder: Path) -> None:
         self._data_set = data_set
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"rank": manifest.rank, "pid": 0, "created_ns": time.time_ns()}
+        header = encode_file_header(rank=manifest.rank, pid=0, created_ns=time.time_ns())
         numbers = {stem: _next_number(folder, stem) for stem in ("segment", "facts")}
-        self._segments = GrowingFile(folder, "segment", about, first=numbers["segment"])
-        self._facts = GrowingFile(folder, "facts", about, first=numbers["facts"])
+        self._segments = GrowingFile(folder, "segment", header, first=numbers["segment"])
+        self._facts = GrowingFile(folder, "facts", header, first=numbers["facts"])
         self._encoder = ChunkEncoder()
 
     def write(self, tables: Mapping[str, list[Part]]) -> None:

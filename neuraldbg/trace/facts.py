@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Any
 
@@ -31,7 +31,10 @@ class FactBuffer:
 
     def put_whole(self, fields: dict[str, Any], *, instead: bool = False) -> None:
         """The same of a dict that is given away, and has its type and time in it."""
-        fact = _Waiting(fields)
+        size = _size_of_lasting(fields)
+        fact = _Waiting(fields["type"], fields, size or 0)
+        if size is None:
+            fact.size = len(fact.line())  # here it raises, to who told what cannot be written
         with self._lock:
             if instead:
                 self._keep([item for item in self._waiting if item.type != fact.type])
@@ -40,6 +43,19 @@ class FactBuffer:
                 return
             self._waiting.append(fact)
             self._bytes += fact.size
+
+    def put_later(self, type: str, fields: Callable[[], dict[str, Any]], size: int) -> bool:
+        """Adds a fact of which only the place in the row is known: its fields, of about `size` characters, are asked
+        for once, in the thread that writes. False where there is no room."""
+        fact = _Waiting(type, fields, _PER_FACT + size)
+        with self._lock:
+            room = self._bytes + fact.size <= self._limit_bytes
+            if room:
+                self._waiting.append(fact)
+                self._bytes += fact.size
+            else:
+                self.dropped += 1
+        return room
 
     def oldest(self, limit_bytes: int) -> list[bytes]:
         """The first lines that fit, at least one; they stay until `release`."""
@@ -87,16 +103,15 @@ class _Waiting:
 
     __slots__ = ("_fields", "_line", "size", "type")
 
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self.type: str = fields["type"]
-        self._fields: dict[str, Any] | None = fields
+    def __init__(self, type: str, fields: dict[str, Any] | Callable[[], dict[str, Any]], size: int) -> None:
+        self.type, self.size = type, size
+        self._fields: dict[str, Any] | Callable[[], dict[str, Any]] | None = fields
         self._line = b""
-        size = _size_of_lasting(fields)
-        self.size = len(self.line()) if size is None else size  # here it raises, to who told what cannot be written
 
     def line(self) -> bytes:
-        if self._fields is not None:
-            self._line = _line_of(self._fields).encode("utf-8", "backslashreplace")
+        fields = self._fields
+        if fields is not None:
+            self._line = (_line_of(fields) if isinstance(fields, dict) else _line_of_late(fields())).encode()
             self._fields = None
         return self._line
 
@@ -104,6 +119,7 @@ class _Waiting:
 _PER_FACT = 400  # bytes of a line beside its texts, about
 _FEW = 32  # values in a row
 _WHOLE = 10**300  # larger numbers may have more digits than Python writes
+_LEAST = -_WHOLE
 _LASTING = frozenset((float, bool, type(None)))
 
 
@@ -113,10 +129,12 @@ def _size_of_lasting(fields: dict[str, Any]) -> int | None:
     size = _PER_FACT
     for name, value in fields.items():
         kind = value.__class__
+        if kind in _LASTING:
+            continue
         if kind is str:
             size += len(value)
         elif kind is int:
-            if not -_WHOLE < value < _WHOLE:
+            if not _LEAST < value < _WHOLE:
                 return None
         elif kind is tuple or kind is list:
             if len(value) > _FEW:
@@ -127,9 +145,9 @@ def _size_of_lasting(fields: dict[str, Any]) -> int | None:
                 kind = item.__class__
                 if kind is str:
                     size += len(item)
-                elif not (kind in _LASTING or (kind is int and -_WHOLE < item < _WHOLE)):
+                elif not (kind in _LASTING or (kind is int and _LEAST < item < _WHOLE)):
                     return None
-        elif kind not in _LASTING:
+        else:
             return None
     return size
 
@@ -147,4 +165,31 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-_line_of = json.JSONEncoder(default=_plain, separators=(",", ":")).encode  # `json.dumps` makes one for every line
+def _made_once() -> Any:
+    """The C function that `JSONEncoder.encode` makes anew for every line, and that does all the work; None without."""
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    try:
+        return make(None, _plain, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+    except (TypeError, AttributeError):  # another Python's
+        return None
+
+
+_encoder = json.JSONEncoder(default=_plain, separators=(",", ":"))
+_encode = _made_once()
+
+
+def _line_of(fields: dict[str, Any]) -> str:
+    if _encode is not None:
+        try:
+            return "".join(_encode(fields, 0))
+        except RecursionError:  # one that holds itself is looked for below only
+            pass
+    return _encoder.encode(fields)
+
+
+def _line_of_late(fields: dict[str, Any]) -> str:
+    """Who told it is not there to hear that something in it cannot be written: the rest is."""
+    try:
+        return _line_of(fields)
+    except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError):  # what a text of a value raises
+        return _line_of({name: value for name, value in fields.items() if value.__class__ in (str, int)})

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
-
-from neuraldbg.trace.format import encode_file_header
+from typing import Final
 
 SUFFIX: Final = ".ndt"
 _ELSEWHERE: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # flags that not every system has
@@ -18,13 +15,13 @@ _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | _ELSEWHERE
 class GrowingFile:
     """One stream of chunks, in numbered files `<stem>-<number>.ndt` of which only the last is open."""
 
-    def __init__(self, directory: Path, stem: str, about: Mapping[str, Any], *, first: int = 0) -> None:
+    def __init__(self, directory: Path, stem: str, header: bytes, *, first: int = 0) -> None:
         self.stem = stem
         self.path: Path | None = None
         self.size = 0  # of the open file
         self.closed: list[tuple[Path, int]] = []  # oldest first
         self._directory = directory
-        self._about = about
+        self._header = memoryview(header)
         self._number = first
         self._fd = -1
         self._chunks = 0
@@ -78,7 +75,7 @@ class GrowingFile:
         self._fd = os.open(path, _FLAGS, 0o644)
         self._number += 1
         self.path = path
-        self._write_all(memoryview(encode_file_header(**self._about)))
+        self._write_all(self._header)
 
     def _write_all(self, data: memoryview) -> None:
         while data:

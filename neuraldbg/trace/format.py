@@ -55,7 +55,8 @@ class Layout:
         at, places = 0, {}
         for name, dtype in self.columns:
             places[name] = at
-            at += padded(rows * dtype.itemsize)
+            size = rows * dtype.itemsize
+            at += -size % ALIGN + size
         return places, at
 
 
@@ -155,15 +156,16 @@ def intact(chunk: memoryview, crc: int) -> bool:
 class ChunkEncoder:
     """Turns blocks of rows into the bytes of one chunk, in a buffer that is used again."""
 
-    def __init__(self) -> None:
-        self._buffer = np.empty(0, np.uint8)
+    def __init__(self, room: int = 0) -> None:
+        self._buffer = np.full(room, 0, np.uint8)  # written to: the system hands memory out page by page, at a price
         self._layouts = {table: layout_of(table) for table in TABLES}
 
     def rows(self, table: str, blocks: Sequence[NDArray[np.void]], first_row: int) -> memoryview:
         """The chunk of `blocks`, one after the other. Valid until the next call."""
         count, size, views = self._lay_out(self._layouts[table], blocks)
         step, seq = views["step"], views["seq"]
-        ranges = (int(step.min()), int(step.max()), int(seq.min()), int(seq.max()))
+        least, most = np.minimum.reduce, np.maximum.reduce  # `min` and `max` are functions of Python around them
+        ranges = (int(least(step)), int(most(step)), int(least(seq)), int(most(seq)))
         return self._seal(TABLE_CODE[table], count, size, first_row, ranges)
 
     def of_layout(
@@ -178,17 +180,17 @@ class ChunkEncoder:
         places, size = layout.offsets(count)
         start = CHUNK_HEADER.size
         self._reserve(start + size)
-        views = {}
+        views, buffer = {}, self._buffer
         for name, dtype in layout.columns:
             begin = start + places[name]
-            end = begin + count * dtype.itemsize
-            column = self._buffer[begin:end].view(dtype)
-            self._buffer[end : begin + padded(end - begin)] = 0
+            column = views[name] = np.ndarray(count, dtype, buffer, begin)
+            end = begin + column.nbytes
+            if end % ALIGN:
+                buffer[end : end + -end % ALIGN] = 0
             at = 0
             for block in blocks:
                 column[at : at + len(block)] = block[name]
                 at += len(block)
-            views[name] = column
         return count, size, views
 
     def facts(self, lines: Sequence[bytes], first_row: int) -> memoryview:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+FETCHED_BYTES: Final = 262_144
 
 
 class Ring:
@@ -19,6 +21,7 @@ class Ring:
         # numpy copies structured rows field by field (64 ns a row), opaque ones as one block (7 ns)
         self.opaque: np.dtype[Any] = np.dtype((np.void, dtype.itemsize))
         self._blocks = self._rows.view(self.opaque)
+        self._rows.view(np.uint8)[:FETCHED_BYTES] = 0  # the system hands memory out page by page: not in a training
         self.refused = 0  # rows there was no room for
         self._put = 0
         self._taken = 0

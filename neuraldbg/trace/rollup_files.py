@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from neuraldbg.errors import TraceTooNew
 from neuraldbg.trace.files import GrowingFile
-from neuraldbg.trace.format import ChunkEncoder, ChunkHeader, Layout
+from neuraldbg.trace.format import ChunkEncoder, ChunkHeader, Layout, encode_file_header
 from neuraldbg.trace.reader import Chunk, TraceFile
 from neuraldbg.trace.rolling import CELLS, FIELDS, LEVELS, coarser, code_of, layout_of, rolled, schema
 
@@ -169,7 +169,8 @@ class RankRollups:
         """Appends a chunk; it is there for us, as for everybody else, after the next refresh. Raises OSError."""
         if self._out is None:
             numbers = [int(name[7:-4]) for name in self._listing()]
-            self._out = GrowingFile(self._directory, "rollup", schema(), first=max(numbers, default=-1) + 1)
+            header = encode_file_header(**schema())
+            self._out = GrowingFile(self._directory, "rollup", header, first=max(numbers, default=-1) + 1)
         code, layout = code_of(table, level), layout_of(table, level)
         self._out.write(self._encoder.of_layout(code, layout, cells, 0, ranges))
 

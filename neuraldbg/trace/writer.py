@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from neuraldbg.records import Call
 from neuraldbg.trace.facts import FactBuffer
 from neuraldbg.trace.files import GrowingFile
-from neuraldbg.trace.format import ChunkEncoder
+from neuraldbg.trace.format import ChunkEncoder, encode_file_header
 from neuraldbg.trace.ring import Ring
 from neuraldbg.trace.rundir import claim_rank
 from neuraldbg.trace.tables import CALL_CODE, TABLES
@@ -31,6 +31,7 @@ CONSOLIDATE_ROWS: Final = 8_192  # journalled rows of a table that become one ch
 SMALLEST_CHUNK_ROWS: Final = 512  # what a full disk is tried with
 FACTS_BUFFER_BYTES: Final = 16_000_000
 FACTS_CHUNK_BYTES: Final = 1_000_000
+CHUNK_BYTES: Final = 524_288  # of memory, at first
 BALLAST_BYTES: Final = 65_536  # given back on a full disk at close, so that the end and the drops can be told
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
@@ -90,18 +91,18 @@ class TraceWriter:
         self.rank, self.directory = claim_rank(Path(run_dir), rank)
         self.bytes_written, self._facts_written = 0, 0
         self.error: str | None = None
-        about = {"rank": self.rank, "pid": os.getpid(), "created_ns": time.time_ns()}
         self._pid = os.getpid()
+        header = encode_file_header(rank=self.rank, pid=self._pid, created_ns=time.time_ns())  # once, before a training
         self._max_disk_bytes = max_disk_bytes
         self._segment_bytes = min(SEGMENT_BYTES, max(max_disk_bytes // 8, 65_536))
-        self._segments = GrowingFile(self.directory, "segment", about)
-        self._facts_file = GrowingFile(self.directory, "facts", about)
+        self._segments = GrowingFile(self.directory, "segment", header)
+        self._facts_file = GrowingFile(self.directory, "facts", header)
         self._lanes = {
-            table: _Lane(table, ring_rows, GrowingFile(self.directory, f"journal-{table}", about)) for table in TABLES
+            table: _Lane(table, ring_rows, GrowingFile(self.directory, f"journal-{table}", header)) for table in TABLES
         }
         self._segment_tally: dict[Path, dict[str, int]] = {}
         self._evicted: dict[str, int] = {}
-        self._encoder = ChunkEncoder()
+        self._encoder = ChunkEncoder(CHUNK_BYTES)
         self._chunk_rows = ring_rows
         self._facts = FactBuffer(FACTS_BUFFER_BYTES)
         self._reported = self.dropped
@@ -157,6 +158,12 @@ class TraceWriter:
         """The same of a dict that is given away, with `type` and `wall_ns` in it."""
         if not self._closed and os.getpid() == self._pid:
             self._facts.put_whole(fact)
+
+    def late_fact(self, type: str, fields: Callable[[], dict[str, Any]], size: int) -> bool:
+        """A fact at this place in the row, whose fields are asked for when it is written, by the flush thread. `size`
+        is about that of its texts. False where there will be none."""
+        alive = not self._closed and os.getpid() == self._pid
+        return alive and self._facts.put_later(type, fields, size)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -317,7 +324,8 @@ class TraceWriter:
             count = sum(map(len, blocks))
             total = lane.journalled_rows + count
             if last or count >= JOURNAL_BELOW_ROWS or total >= CONSOLIDATE_ROWS:
-                self._to_segment(lane, [lane.journalled[: lane.journalled_rows], *blocks])
+                before = [lane.journalled[: lane.journalled_rows]] if lane.journalled_rows else []
+                self._to_segment(lane, before + blocks)
                 lane.first_row += total
                 lane.journalled_rows = 0
                 lane.ring.release(count)

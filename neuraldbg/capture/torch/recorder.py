@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields as fields_of
+from functools import partial
 from operator import attrgetter
 from types import FrameType
 from typing import Any
@@ -27,8 +28,8 @@ MOST_FILES = 32  # that are kept at a time
 LONGEST_FILE = 200_000  # characters
 _now = time.time_ns
 _CALL = {call: CALL_CODE[call] for call in Call}
-_WRITTEN = [field.name for field in fields_of(Site) if field.name != "rank"]
-_values_of = attrgetter(*_WRITTEN)
+_OF_SITES = [field.name for field in fields_of(Site)]
+_values_of = attrgetter(*_OF_SITES)
 
 
 class Recorder:
@@ -44,6 +45,7 @@ class Recorder:
         self.step = 0
         self.next_seq = itertools.count().__next__
         self.sites: dict[int, Site] = {}
+        self._unwritten: dict[int, tuple[int, int, int]] = {}  # sites whose facts wait: wall_ns, step, seq
         self._series: dict[str, int] = {}
         self._naming = threading.Lock()
         self._sources: dict[tuple[str, int], int] = {}  # (file, line)
@@ -85,8 +87,7 @@ class Recorder:
         if writer is not None:
             if self.frames.unread:
                 self._keep_texts(writer)
-            head = {"type": type, "wall_ns": _now(), "step": self.step, "seq": self.next_seq()}
-            writer.whole_fact(head | fields)
+            writer.whole_fact({"type": type, "wall_ns": _now(), "step": self.step, "seq": self.next_seq(), **fields})
 
     def _keep_texts(self, writer: TraceWriter) -> None:
         """The user's files as they are now: patches are made against these, also when the file is edited later."""
@@ -104,30 +105,40 @@ class Recorder:
     def add_site(self, path: str, kind: SiteKind, **fields: Any) -> int:
         with self._naming:  # the resources are recorded from a thread of their own
             number = len(self.sites)
-            known = {"id": number, "path": path, "kind": kind, **fields}
-            self.sites[number] = Site(**known)
-        self._write_site(known)
+            self.sites[number] = Site(number, path, kind, **fields)
+        self._write_site(number, len(path))
         return number
 
     def refine_site(self, site_id: int, **fields: Any) -> None:
         """Add what was learnt later (shape, source line, flops)."""
-        before = self.sites[site_id]
-        known = dict(zip(_WRITTEN, _values_of(before), strict=True)) | fields
-        self.sites[site_id] = Site(**known, rank=before.rank)
-        self._write_site(known)
+        known = dict(zip(_OF_SITES, _values_of(self.sites[site_id]), strict=True))
+        known.update(fields)
+        self.sites[site_id] = Site(**known)
+        self._write_site(site_id, len(known["path"]))
 
-    def _write_site(self, known: dict[str, Any]) -> None:
+    def _write_site(self, number: int, length: int) -> None:
+        """One fact for all that is learnt of a site before the flush thread comes to it."""
         writer = self._writer if self._opened else self.writer
         if writer is None:
             return
         if self.frames.unread:
             self._keep_texts(writer)
-        fact = {"type": "site", "wall_ns": _now(), "step": self.step, "seq": self.next_seq()}
-        for name, value in known.items():
+        when = _now(), self.step, self.next_seq()
+        if self._unwritten.setdefault(number, when) is not when:
+            return  # its fact waits
+        if not writer.late_fact("site", partial(self._site_fact, number), length):
+            self._unwritten.pop(number, None)
+
+    def _site_fact(self, number: int) -> dict[str, Any]:
+        wall_ns, step, seq = self._unwritten.pop(number)  # first: who refines it from here on writes another
+        fact = {"type": "site", "wall_ns": wall_ns, "step": step, "seq": seq}
+        site = self.sites[number]
+        for name, value in zip(_OF_SITES, _values_of(site), strict=True):
             if value is not None:
                 fact[name] = value
-        fact["kind"] = known["kind"]._value_  # `value` is a frame of enum's
-        writer.whole_fact(fact)
+        fact["kind"] = site.kind._value_  # `value` is a frame of enum's
+        del fact["rank"]
+        return fact
 
     def series(self, name: str) -> int:
         known = self._series.get(name)
