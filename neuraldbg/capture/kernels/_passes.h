@@ -202,13 +202,13 @@ static TARGET void NAME(decode_f64)(const void *from, int dtype, size_t n, loose
 }
 #undef WIDEN
 
-/* The bin of each value; zeros, NaN and Inf go to one more. */
+/* The bin of each value; zeros go to one more, NaN and Inf to another. */
 static TARGET void NAME(octaves_f32)(const loose_f32 *x, size_t n, uint8_t *bins)
 {
     for (size_t i = 0; i < n; i++) {
         int32_t bits = (int32_t)(as_bits(x[i]) & 0x7fffffff), bin = (bits >> 23) - 127 + LOWEST_BIN;
         bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
-        bins[i] = (uint8_t)(bits == 0 || bits >= 0x7f800000 ? BINS : bin);
+        bins[i] = (uint8_t)(bits == 0 ? BINS : bits >= 0x7f800000 ? BINS + 1 : bin);
     }
 }
 
@@ -217,7 +217,7 @@ static TARGET void NAME(octaves_f64)(const loose_f64 *x, size_t n, uint8_t *bins
     for (size_t i = 0; i < n; i++) {
         int64_t bits = (int64_t)(as_bits64(x[i]) & INT64_MAX), bin = (bits >> 52) - 1023 + LOWEST_BIN;
         bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
-        bins[i] = (uint8_t)(bits == 0 || bits >= INT64_C(0x7ff0000000000000) ? BINS : bin);
+        bins[i] = (uint8_t)(bits == 0 ? BINS : bits >= INT64_C(0x7ff0000000000000) ? BINS + 1 : bin);
     }
 }
 
