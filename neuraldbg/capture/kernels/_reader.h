@@ -127,6 +127,7 @@ static PyObject *reader_same(PyObject *self, PyObject *const *args, Py_ssize_t g
 }
 
 #include "_taking.h"
+#include "_silent.h"
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
@@ -245,6 +246,7 @@ static PyMethodDef reader_methods[] = {
     {"measured", reader_measured, METH_O, measured_doc},
     {"finite", reader_finite, METH_O, finite_doc},
     {"octaves", (PyCFunction)(void (*)(void))reader_octaves, METH_FASTCALL, octaves_doc},
+    {"silent", (PyCFunction)(void (*)(void))reader_silent, METH_FASTCALL, silent_doc},
     {"hashed", (PyCFunction)(void (*)(void))reader_hashed, METH_FASTCALL, hashed_doc},
     {"gradients", (PyCFunction)(void (*)(void))reader_gradients, METH_FASTCALL, some_gradients_doc},
     {"same", (PyCFunction)(void (*)(void))reader_same, METH_FASTCALL, same_doc},
