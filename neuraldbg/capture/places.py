@@ -16,7 +16,7 @@ RECTIFIED = {"Relu", "Threshold", "Relu6"}
 
 @dataclass
 class Place:
-    """`dead` and `stuck` are flags of units, in the arrays of whoever looks."""
+    """`dead` and `stuck` are flags of units, in the arrays or bytes of whoever looks."""
 
     op: str
     site: int | None

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quick_layers import Odd, by_python, nothing_was_compiled, seen_by_c, table  # noqa: F401
+from torch import Tensor, nn
 from watching import net, trace_of, train, watching
 
 from neuraldbg.capture.kernels import host, twin
+from neuraldbg.capture.kernels.elements import Element
 from neuraldbg.capture.staging import HISTOGRAMS_LIMIT, LIMIT, Staging
-from neuraldbg.capture.torch.evidence.histograms import PIECE, PIECES, _by_kernel, octaves_of
+from neuraldbg.capture.torch.evidence.histograms import (
+    GROWTH,
+    LEAST_GAP,
+    PIECE,
+    PIECES,
+    Histograms,
+    _by_kernel,
+    octaves_of,
+)
 from neuraldbg.records import Kind
 from neuraldbg.trace.histograms import histograms
-from neuraldbg.trace.tables import LOWEST_OCTAVE
+from neuraldbg.trace.tables import HISTOGRAMS, KIND_CODE, LOWEST_OCTAVE
 
 KINDS = (Kind.ACTIVATION, Kind.GRADIENT, Kind.PARAMETER)
 
@@ -60,6 +73,24 @@ def test_one_call_of_c_counts_what_one_for_each_piece_does(size: int, kind: torc
     assert host.octaves(tensor, PIECE, PIECES) == _by_kernel(*span)
 
 
+@pytest.mark.skipif(host.octaves is None, reason="built without the part in C")
+@given(st.integers(0, 9000), st.integers(1, 5000), st.integers(1, 13), st.integers(0, 10**6), st.booleans())
+@settings(max_examples=60)
+def test_every_instruction_set_counts_as_the_twin_does(size: int, piece: int, most: int, seed: int, wide: bool) -> None:
+    raw = np.random.default_rng(seed).integers(0, 256, 8 * size, dtype=np.uint8)  # any bits: NaN and Inf among them
+    raw.reshape(size, 8)[::5] = 0
+    tensor = torch.from_numpy(raw.view(np.float64 if wide else np.float32))
+    count = tensor.numel()
+    chosen = [slice(0, count)]
+    if count > piece * most:
+        chosen = [slice(at, at + piece) for at in (i * (count - piece) // max(1, most - 1) for i in range(most))]
+    seen = np.concatenate([tensor.numpy()[part] for part in chosen])
+    zeros, bad = int((seen == 0).sum()), int((~np.isfinite(seen)).sum())
+    expected = (count, seen.size, zeros, bad, twin.histogram(seen).astype("<u2").tobytes()) if count else None
+    for number in range(len(host.fused.INSTRUCTION_SETS)):
+        assert host.octaves(tensor, piece, most, (number + 1) << 8) == expected
+
+
 def test_of_a_large_tensor_values_from_its_beginning_to_its_end_are_looked_at() -> None:
     large = torch.ones(1_000_000)
     large[:PIECE], large[-PIECE:] = 4.0, 16.0
@@ -86,6 +117,64 @@ def test_a_training_has_histograms_of_activations_gradients_and_parameters(tmp_p
         assert histograms(trace, "2", Kind.PARAMETER).tensor == "2.weight"
         assert histograms(trace, "2", Kind.ACTIVATION).tensor == "2"
         assert len(histograms(trace, "2", Kind.ACTIVATION, (9, 24)).steps) == 2
+
+
+class Branched(nn.Module):
+    """A layer that is run twice, a gradient that is one value spread out, an output above all pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.large, self.last = nn.Linear(4, 4), nn.Linear(4, PIECE * PIECES), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.twice(self.twice(x).relu())
+        out: Tensor = self.last(hidden) + self.large(hidden).sum(-1, keepdim=True)
+        return out
+
+
+@seen_by_c
+@pytest.mark.usefixtures("nothing_was_compiled")
+@pytest.mark.parametrize("make", [net, Odd, Branched])
+def test_c_counts_what_python_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    torch.manual_seed(1)
+    first, told = make(), []
+    watched = Histograms._layer_run
+    monkeypatch.setattr(
+        Histograms, "_layer_run", lambda mine, *given: (told.append(given[1]), watched(mine, *given))[1]
+    )
+    rows, asked = [], []
+    for folder in ("c", "python"):
+        network = copy.deepcopy(first)
+        torch.manual_seed(2)
+        with watching(tmp_path / folder) as capture:
+            train(network, 20)
+            assert capture.passes.quick.c.error is None
+        asked.append({layer.path for layer in told})
+        told.clear()
+        found = [row for step in range(20) for row in table(tmp_path / folder, "histograms", step)]
+        rows.append([{name: row[name] for name in row if name not in ("seq", "wall_ns", "site")} for row in found])
+        by_python(monkeypatch)
+    assert rows[0] == rows[1]
+    assert {row["kind"] for row in rows[0]} == {KIND_CODE[kind] for kind in KINDS}
+    assert asked[0] <= {"", "rnn"}, "Python was told of what C had counted"
+    assert asked[1] > asked[0]
+
+
+@seen_by_c
+def test_c_drops_and_counts_what_nobody_takes() -> None:
+    counts = iter(range(10_000))
+    kinds = [getattr(torch, element.name, None) for element in Element]
+    given = (counts.__next__, Tensor, nn.Parameter, torch.strided, lambda: 0, kinds)
+    layers, due = host.fused.Layers(*given), {7: 1}
+    layers.count(object(), object(), ({}, {}, due), (PIECE, PIECES, LEAST_GAP, GROWTH))
+    parameters = [(site, torch.ones(2)) for site in range(HISTOGRAMS_LIMIT + 3)]
+    assert layers.count_parameters(0, [*parameters, (-1, torch.ones(4)[::2])])[0][0] == -1
+    _, _, rows, _, _, lost = layers.drain()
+    assert (len(rows), lost) == (HISTOGRAMS_LIMIT * HISTOGRAMS.itemsize, 2)
+    assert (due[7], due[8], -1 in due) == (1, LEAST_GAP, False)
+    layers.count()
+    assert layers.count_parameters(10**6, parameters) == []
+    assert len(layers.drain()[2]) == 0
 
 
 def test_they_become_rarer_as_the_run_goes_on(tmp_path: Path) -> None:

@@ -321,3 +321,40 @@ def test_rows_are_hashed_as_each_would_be_alone(rows: int, size: int, chance: An
 def test_rows_that_cannot_be_are_refused(given: tuple[Any, ...]) -> None:
     with pytest.raises((TypeError, ValueError, OverflowError)):
         host.fused.hash_rows(*given)
+
+
+SHAPES = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple) | st.sampled_from(
+    [(3, 1100), (70, 513), (2, 3, 40, 37)]
+)
+
+
+@compiled
+@given(SHAPES, st.integers(0, 3), st.sampled_from(["float64", "float32", "float16", "bfloat16"]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_silent_units_are_those_the_twin_finds(shape: tuple[int, ...], at: int, dtype: str, data: Any) -> None:
+    axis = at % len(shape)
+    draw = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    values = np.zeros(shape)
+    some = draw.random(shape) < data.draw(st.sampled_from([0.0, 0.01, 0.2, 1.0]))
+    values[some] = draw.choice([1.0, -2.0, np.nan, np.inf, -0.0, 1e-7], int(some.sum()))
+    values[draw.random(shape) < 0.3] *= -1.0  # zeros of either sign
+    tensor = torch.from_numpy(values).to(getattr(torch, dtype))
+    seen = tensor.float().numpy() if dtype != "float64" else values
+    units = shape[axis]
+    kept = data.draw(st.sampled_from([0.0, 0.05, 0.5, 1.0]))
+    for before in (None, bytes(units), (draw.random(units) < kept).tobytes(), b"\1" * (units + 1)):
+        for number in SETS:
+            assert host.silent(tensor, axis, before, (number + 1) << 8) == twin.silent(seen, axis, before)
+
+
+@compiled
+def test_units_of_what_is_not_plain_are_left_to_the_twin() -> None:
+    for odd in (
+        torch.ones(4, 6).T,
+        torch.ones(4, 6, dtype=torch.int32),
+        torch.ones(0, 6),
+        torch.ones(4, 6).to_sparse(),
+    ):
+        assert host.silent(odd, 1) is None
+    assert host.silent(torch.ones(4, 6), 2) is None
+    assert host.silent(torch.ones(4, 6), -1) is None

@@ -77,6 +77,9 @@ typedef struct {
     void (*minus_f64)(const loose_f64 *, const loose_f64 *, size_t, loose_f64 *);
     void (*octaves_f32)(const loose_f32 *, size_t, uint8_t *);
     void (*octaves_f64)(const loose_f64 *, size_t, uint8_t *);
+    void (*join_u16)(const loose_u16 *, size_t stride, size_t rows, size_t n, loose_u16 *);
+    void (*join_u32)(const loose_u32 *, size_t stride, size_t rows, size_t n, loose_u32 *);
+    void (*join_u64)(const loose_u64 *, size_t stride, size_t rows, size_t n, loose_u64 *);
     void (*hash)(const unsigned char *, size_t words, uint64_t first, hash_sums *);
     void (*bins_f32)(const loose_f32 *, size_t, const spread_of *, uint8_t *, spread_sums *);
     void (*bins_f64)(const loose_f64 *, size_t, const spread_of *, uint8_t *, spread_sums *);

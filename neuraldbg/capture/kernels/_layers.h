@@ -5,6 +5,7 @@
 #include <time.h>
 
 #define ROWS 65536 /* that wait for the flush thread: more are dropped and counted */
+#define HISTOGRAM_ROWS 2000 /* likewise: they are dropped long before anything else */
 #define SLOTS 8192 /* layers, in an open table; a model with more is watched from Python */
 #define DEEPEST 512
 enum { FORWARD = 2, BACKWARD = 3, UPDATE = 4 };                  /* phases of the trace */
@@ -29,7 +30,26 @@ typedef struct {
     uint8_t phase, depth;
     int64_t start, duration, host_bytes, device_bytes;
 } span_row;
+
+typedef struct {
+    int64_t step, seq;
+    int32_t site, pass;
+    uint8_t kind, phase;
+    uint16_t slot;
+    int64_t count;
+    int32_t looked_at, zeros, bad;
+    unsigned char octaves[2 * BINS];
+    int64_t wall;
+} histogram_row;
 #pragma pack(pop)
+
+typedef struct {
+    PyObject *core, *recorder;                 /* asked when a gradient arrives: whether we are on, and the step */
+    PyObject *due[PARAMETER + 1];              /* of a kind: site -> step before which it has none; NULL = nobody counts */
+    int64_t size, pieces, least_gap, growth;   /* what is looked at, and the steps between two */
+    histogram_row *rows;
+    int64_t used, lost;
+} counting;
 
 typedef struct {
     PyObject *module, *weak;
@@ -43,6 +63,7 @@ typedef struct {
 } call;
 
 #include "_exchange.h"
+#include "_octaves.h"
 
 typedef struct {
     PyObject *tensor, *other_tensor, *strided, *is_negated;
@@ -69,6 +90,7 @@ typedef struct {
     unsigned long owner;
     int32_t last_site, last_pass; /* whose output gradient arrived last; -1 = none */
     int64_t last_at;
+    counting histograms;
     PyObject *error;
 } watch;
 
@@ -76,12 +98,12 @@ typedef struct {
     PyObject_HEAD vectorcallfunc call;
     watch *of;
     int32_t site, pass;
-    char leaf;
+    char leaf, counts; /* counts: a histogram of the gradient was due when its layer ran */
 } hook;
 
 static PyTypeObject *hook_type = NULL;
 static PyObject *S_is_cpu, *S_layout, *S_nested, *S_dtype, *S_shape, *S_numel, *S_contiguous, *S_neg, *S_data_ptr, *S_requires,
-    *S_leaf, *S_hooks, *S_grad_fn, *S_register, *S_grad;
+    *S_leaf, *S_hooks, *S_grad_fn, *S_register, *S_grad, *S_on, *S_step;
 
 static int64_t clock_of(clockid_t which)
 {
@@ -253,6 +275,8 @@ static int not_too_large(watch *of, const job *one)
     return 1;
 }
 
+#include "_histograms.h"
+
 static layer *layer_of(watch *of, PyObject *module)
 {
     size_t place = ((size_t)(uintptr_t)module >> 4) * 0x9E3779B1u;
@@ -279,6 +303,7 @@ static hook *new_hook(watch *of, vectorcallfunc call, int32_t site, int leaf)
         one->site = site;
         one->pass = of->pass;
         one->leaf = (char)leaf;
+        one->counts = 0;
         PyObject_GC_Track(one);
     }
     return one;
@@ -318,7 +343,9 @@ static PyObject *gradient_arrived(PyObject *self, PyObject *const *args, size_t 
         measure_plain(&one);
         put_stats(of, mine->site, GRADIENT, BACKWARD, mine->pass, &one.now);
     } else if (plain == 0)
-        fine = tell_python(of->missed_gradient, Py_BuildValue("(iiO)", mine->site, mine->pass, args[0]));
+        fine = tell_python(of->missed_gradient, Py_BuildValue("(iiOi)", mine->site, mine->pass, args[0], mine->counts));
+    if (plain == 1 && mine->counts)
+        count_gradient(of, mine->site, mine->pass, &one);
     int64_t end = clock_of(CLOCK_MONOTONIC);
     of->own += end - now;
     if (timed) {
@@ -360,7 +387,10 @@ static int hang(PyObject *output, PyObject *observer)
 static int watch_gradient(watch *of, PyObject *output, const layer *from)
 {
     hook *mine = new_hook(of, gradient_arrived, from->site, from->leaf);
-    int hung = mine ? hang(output, (PyObject *)mine) : -1;
+    int due = mine && of->looks ? is_due(of, GRADIENT, from->site, of->step) : 0;
+    if (due > 0)
+        mine->counts = 1;
+    int hung = mine && due >= 0 ? hang(output, (PyObject *)mine) : -1;
     Py_XDECREF(mine);
     return hung;
 }
@@ -428,6 +458,9 @@ static int write_layer(watch *of, PyObject *module, PyObject *output, const call
         measure_plain(&one);
         put_stats(of, from->site, ACTIVATION, of->phase, of->pass, &one.now);
     }
+    if (of->wants_activation && of->looks && of->phase == FORWARD &&
+        count_one(of, ACTIVATION, FORWARD, of->step, from->site, of->pass, &one) < 0)
+        return -1;
     return wanted == 1 && watch_gradient(of, output, from) < 0 ? -1 : 1;
 }
 

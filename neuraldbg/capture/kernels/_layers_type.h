@@ -46,8 +46,20 @@ static int watch_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(of->looked);
     Py_VISIT(of->below);
     Py_VISIT(of->above);
+    Py_VISIT(of->histograms.core);
+    Py_VISIT(of->histograms.recorder);
+    for (int kind = 0; kind <= PARAMETER; kind++)
+        Py_VISIT(of->histograms.due[kind]);
     Py_VISIT(of->error);
     return 0;
+}
+
+static void count_no_more(watch *of)
+{
+    Py_CLEAR(of->histograms.core);
+    Py_CLEAR(of->histograms.recorder);
+    for (int kind = 0; kind <= PARAMETER; kind++)
+        Py_CLEAR(of->histograms.due[kind]);
 }
 
 static void forget_layers(watch *of)
@@ -68,6 +80,7 @@ static int watch_clear(PyObject *self)
     Py_CLEAR(of->below);
     Py_CLEAR(of->above);
     Py_CLEAR(of->error);
+    count_no_more(of);
     forget_layers(of);
     return 0;
 }
@@ -105,6 +118,7 @@ static void watch_dealloc(PyObject *self)
     forget_kinds(&of->known_as);
     PyMem_Free(of->stats);
     PyMem_Free(of->spans);
+    PyMem_Free(of->histograms.rows);
     PyMem_Free(of->layers);
     type->tp_free(self);
     Py_DECREF(type);
@@ -125,9 +139,10 @@ static int watch_init(PyObject *self, PyObject *args, PyObject *names)
     learn_kinds(&of->known_as, tensor, other, strided, dtypes);
     of->stats = PyMem_Calloc(ROWS, sizeof(stats_row));
     of->spans = PyMem_Calloc(ROWS, sizeof(span_row));
+    of->histograms.rows = PyMem_Calloc(HISTOGRAM_ROWS, sizeof(histogram_row));
     of->layers = PyMem_Calloc(SLOTS, sizeof(layer));
     of->last_site = -1;
-    if (of->stats && of->spans && of->layers)
+    if (of->stats && of->spans && of->histograms.rows && of->layers)
         return 0;
     PyErr_NoMemory();
     return -1;
@@ -263,6 +278,32 @@ static PyObject *watch_set_aside(PyObject *self, PyObject *took)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+PyDoc_STRVAR(count_doc, "count(core, recorder, (due of activations, of gradients, of parameters), (values in a piece, pieces,\n"
+                        "least gap, growth)): from now on histograms that are due are taken; count() = no more");
+
+static PyObject *watch_count(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    PyObject *core, *recorder, *due[3];
+    long long numbers[4];
+    if (!PyTuple_GET_SIZE(args)) {
+        count_no_more(of);
+        Py_RETURN_NONE;
+    }
+    if (!PyArg_ParseTuple(args, "OO(O!O!O!)(LLLL)", &core, &recorder, &PyDict_Type, &due[0], &PyDict_Type, &due[1],
+                          &PyDict_Type, &due[2], &numbers[0], &numbers[1], &numbers[2], &numbers[3]))
+        return NULL;
+    if (numbers[0] < 1 || numbers[1] < 1 || numbers[0] > UINT16_MAX / numbers[1] || numbers[2] < 1 || numbers[3] < 1)
+        return PyErr_Format(PyExc_ValueError, "pieces of 1 to %d values in all, gaps of a step at least", UINT16_MAX);
+    Py_XSETREF(of->histograms.core, Py_NewRef(core));
+    Py_XSETREF(of->histograms.recorder, Py_NewRef(recorder));
+    for (int i = 0; i < 3; i++)
+        Py_XSETREF(of->histograms.due[ACTIVATION + i], Py_NewRef(due[i]));
+    of->histograms.size = numbers[0], of->histograms.pieces = numbers[1];
+    of->histograms.least_gap = numbers[2], of->histograms.growth = numbers[3];
+    Py_RETURN_NONE;
+}
+
 static PyObject *watch_forget(PyObject *self, PyObject *ignored)
 {
     forget_layers((watch *)self);
@@ -277,19 +318,21 @@ static PyObject *taken_rows(const void *rows, int64_t *used, size_t width)
     return bytes;
 }
 
-PyDoc_STRVAR(drain_doc, "drain() -> (rows of stats, rows of spans, of both how many were lost since)");
+PyDoc_STRVAR(drain_doc, "drain() -> (rows of stats, of spans, of histograms, of each how many were lost since)");
 
 static PyObject *watch_drain(PyObject *self, PyObject *ignored)
 {
     watch *of = (watch *)self;
     PyObject *stats = taken_rows(of->stats, &of->stats_used, sizeof(stats_row));
     PyObject *spans = taken_rows(of->spans, &of->spans_used, sizeof(span_row));
-    long long lost = of->stats_lost, lost_spans = of->spans_lost;
-    of->stats_lost = of->spans_lost = 0;
-    if (stats && spans)
-        return Py_BuildValue("(NNLL)", stats, spans, lost, lost_spans);
+    PyObject *counted = taken_rows(of->histograms.rows, &of->histograms.used, sizeof(histogram_row));
+    long long lost = of->stats_lost, lost_spans = of->spans_lost, lost_counted = of->histograms.lost;
+    of->stats_lost = of->spans_lost = of->histograms.lost = 0;
+    if (stats && spans && counted)
+        return Py_BuildValue("(NNNLLL)", stats, spans, counted, lost, lost_spans, lost_counted);
     Py_XDECREF(stats);
     Py_XDECREF(spans);
+    Py_XDECREF(counted);
     return NULL;
 }
 
@@ -309,6 +352,8 @@ static PyMethodDef watch_methods[] = {
     {"forget", watch_forget, METH_NOARGS, "No layer is known any more."},
     {"drain", watch_drain, METH_NOARGS, drain_doc},
     {"straight", watch_straight, METH_VARARGS, straight_doc},
+    {"count", watch_count, METH_VARARGS, count_doc},
+    {"count_parameters", watch_count_parameters, METH_VARARGS, count_parameters_doc},
     {"gradients", watch_gradients, METH_VARARGS, gradients_doc},
     {"moved", watch_moved, METH_VARARGS, moved_doc},
     {NULL, NULL, 0, NULL},
@@ -339,7 +384,8 @@ static int add_layers(PyObject *module)
                  {&S_neg, "is_neg"},          {&S_data_ptr, "data_ptr"},
                  {&S_requires, "requires_grad"}, {&S_leaf, "is_leaf"},
                  {&S_hooks, "_backward_hooks"}, {&S_grad_fn, "grad_fn"},
-                 {&S_register, "_register_hook_dict"}, {&S_grad, "grad"}};
+                 {&S_register, "_register_hook_dict"}, {&S_grad, "grad"},
+                 {&S_on, "on"},               {&S_step, "step"}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (!(*names[i].at = PyUnicode_InternFromString(names[i].name)))
             return -1;

@@ -1,9 +1,7 @@
 /* Parameters around an update, for _layers_type.h: gradients before it, and how far each one moved. */
 static PyObject *left_over(PyObject *left, PyObject *item)
 {
-    if (PyList_Append(left, item) < 0)
-        Py_CLEAR(left);
-    return left;
+    return PyList_Append(left, item) < 0 ? NULL : left;
 }
 
 /* Whether values of this type are part of the norm of all gradients: floats of more than one byte. */
@@ -83,6 +81,34 @@ static PyObject *watch_moved(PyObject *self, PyObject *args)
         if (plain == 1 && before != Py_None)
             put_stats(of, site, MOVED, UPDATE, -1, &one.moved);
         if (plain < 0 || PyErr_Occurred() || (plain == 0 && !left_over(left, item)))
+            goto failed;
+    }
+    return left;
+failed:
+    Py_XDECREF(left);
+    return NULL;
+}
+
+PyDoc_STRVAR(count_parameters_doc,
+             "count_parameters(step, [(site, parameter), ...]) -> [those it cannot read, ...]\n\n"
+             "Histograms of those that are due.");
+
+static PyObject *watch_count_parameters(PyObject *self, PyObject *args)
+{
+    watch *of = (watch *)self;
+    PyObject *items, *left = PyList_New(0);
+    long long step;
+    if (!left || !PyArg_ParseTuple(args, "LO!", &step, &PyList_Type, &items))
+        goto failed;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        PyObject *item = PyList_GET_ITEM(items, i);
+        int32_t site = (int32_t)PyLong_AsLong(PyTuple_GET_ITEM(item, 0));
+        job one = {0};
+        int due = PyErr_Occurred() ? -1 : is_due(of, PARAMETER, site, step);
+        int plain = due == 1 ? read_plain(&of->known_as, PyTuple_GET_ITEM(item, 1), &one) : due;
+        if (plain == 1)
+            count_one(of, PARAMETER, UPDATE, step, site, -1, &one);
+        if (plain < 0 || PyErr_Occurred() || (due == 1 && plain == 0 && !left_over(left, item)))
             goto failed;
     }
     return left;

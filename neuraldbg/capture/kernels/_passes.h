@@ -202,13 +202,13 @@ static TARGET void NAME(decode_f64)(const void *from, int dtype, size_t n, loose
 }
 #undef WIDEN
 
-/* The bin of each value; zeros, NaN and Inf go to one more. */
+/* The bin of each value; zeros go to one more, NaN and Inf to another. */
 static TARGET void NAME(octaves_f32)(const loose_f32 *x, size_t n, uint8_t *bins)
 {
     for (size_t i = 0; i < n; i++) {
         int32_t bits = (int32_t)(as_bits(x[i]) & 0x7fffffff), bin = (bits >> 23) - 127 + LOWEST_BIN;
         bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
-        bins[i] = (uint8_t)(bits == 0 || bits >= 0x7f800000 ? BINS : bin);
+        bins[i] = (uint8_t)(bits == 0 ? BINS : bits >= 0x7f800000 ? BINS + 1 : bin);
     }
 }
 
@@ -217,9 +217,22 @@ static TARGET void NAME(octaves_f64)(const loose_f64 *x, size_t n, uint8_t *bins
     for (size_t i = 0; i < n; i++) {
         int64_t bits = (int64_t)(as_bits64(x[i]) & INT64_MAX), bin = (bits >> 52) - 1023 + LOWEST_BIN;
         bin = bin < 0 ? 0 : bin >= BINS ? BINS - 1 : bin;
-        bins[i] = (uint8_t)(bits == 0 || bits >= INT64_C(0x7ff0000000000000) ? BINS : bin);
+        bins[i] = (uint8_t)(bits == 0 ? BINS : bits >= INT64_C(0x7ff0000000000000) ? BINS + 1 : bin);
     }
 }
+
+/* The bits of all rows together. */
+#define JOIN(FUNCTION, ELEMENT)                                                                                        \
+    static TARGET void FUNCTION(const ELEMENT *x, size_t stride, size_t rows, size_t n, ELEMENT *into)                 \
+    {                                                                                                                  \
+        for (size_t row = 0; row < rows; row++)                                                                        \
+            for (size_t i = 0; i < n; i++)                                                                             \
+                into[i] |= x[row * stride + i];                                                                        \
+    }
+JOIN(NAME(join_u16), loose_u16)
+JOIN(NAME(join_u32), loose_u32)
+JOIN(NAME(join_u64), loose_u64)
+#undef JOIN
 
 /* `first` is the number of the first word, a multiple of KEYS. */
 static TARGET void NAME(hash)(const unsigned char *bytes, size_t words, uint64_t first, hash_sums *sums)
@@ -337,6 +350,9 @@ static const instruction_set NAME(set) = {
     .minus_f64 = NAME(minus_f64),
     .octaves_f32 = NAME(octaves_f32),
     .octaves_f64 = NAME(octaves_f64),
+    .join_u16 = NAME(join_u16),
+    .join_u32 = NAME(join_u32),
+    .join_u64 = NAME(join_u64),
     .hash = NAME(hash),
     .bins_f32 = NAME(bins_f32),
     .bins_f64 = NAME(bins_f64),

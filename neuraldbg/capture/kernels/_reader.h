@@ -55,37 +55,27 @@ static PyObject *reader_rows(PyObject *self, PyObject *const *args, Py_ssize_t g
     return hashes_of_rows(one.at, rows, wide * width);
 }
 
-PyDoc_STRVAR(octaves_doc, "octaves(tensor, piece, pieces) -> (elements, looked at, zeros, NaN or Inf, octaves of the others as\n"
+PyDoc_STRVAR(octaves_doc, "octaves(tensor, piece, pieces, flags=0) -> (elements, looked at, zeros, NaN or Inf, octaves of the others as\n"
                           "uint16); of a tensor that is larger than all pieces these, spread over it. None where it is not a plain\n"
                           "tensor in order, or empty");
 
 static PyObject *reader_octaves(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     job one = {0};
-    int64_t bins[BINS] = {0}, zeros = 0, bad = 0;
-    unsigned char narrow[2 * BINS]; /* little-endian */
-    if (given != 3)
-        return PyErr_Format(PyExc_TypeError, "octaves takes a tensor and two numbers, not %zd arguments", given);
+    if (given < 3 || given > 4)
+        return PyErr_Format(PyExc_TypeError, "octaves takes a tensor, two numbers and flags, not %zd arguments", given);
+    unsigned long flags = given > 3 ? PyLong_AsUnsignedLong(args[3]) : 0;
+    if (PyErr_Occurred())
+        return NULL;
     long long size = PyLong_AsLongLong(args[1]), pieces = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
     if (PyErr_Occurred() || size < 1 || pieces < 1 || size > UINT16_MAX / pieces)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "pieces of 1 to %d values in all", UINT16_MAX);
     int plain = read_plain(&((reader *)self)->known_as, args[0], &one);
     if (plain != 1 || one.count == 0)
         return plain < 0 ? NULL : Py_NewRef(Py_None);
-    if (one.count <= size * pieces)
-        size = one.count, pieces = 1;
-    float_state floats = plain_floats();
-    for (long long piece = 0; piece < pieces; piece++) {
-        int64_t start = piece * (one.count - size) / (pieces > 1 ? pieces - 1 : 1);
-        measured part = measure_one(set_of(0), one.at + start * WIDTH[one.dtype], one.dtype, size, NULL, (histogram){bins, 1});
-        zeros += part.of.zeros;
-        bad += part.of.nans + part.of.infs;
-    }
-    restore_floats(floats);
-    for (int i = 0; i < BINS; i++)
-        narrow[2 * i] = (unsigned char)(bins[i] & 255), narrow[2 * i + 1] = (unsigned char)(bins[i] >> 8);
-    return Py_BuildValue("(LLLLy#)", (long long)one.count, size * pieces, (long long)zeros, (long long)bad, (char *)narrow,
-                         (Py_ssize_t)sizeof(narrow));
+    counted all = count_pieces(set_of(flags), &one, size, pieces);
+    return Py_BuildValue("(LLLLy#)", (long long)one.count, (long long)all.looked_at, (long long)all.zeros, (long long)all.bad,
+                         (char *)all.octaves, (Py_ssize_t)sizeof(all.octaves));
 }
 
 PyDoc_STRVAR(finite_doc, "finite(refs) -> whether the gradients of all these weakly held tensors are; None where one is gone,\n"
@@ -137,6 +127,7 @@ static PyObject *reader_same(PyObject *self, PyObject *const *args, Py_ssize_t g
 }
 
 #include "_taking.h"
+#include "_silent.h"
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
@@ -255,6 +246,7 @@ static PyMethodDef reader_methods[] = {
     {"measured", reader_measured, METH_O, measured_doc},
     {"finite", reader_finite, METH_O, finite_doc},
     {"octaves", (PyCFunction)(void (*)(void))reader_octaves, METH_FASTCALL, octaves_doc},
+    {"silent", (PyCFunction)(void (*)(void))reader_silent, METH_FASTCALL, silent_doc},
     {"hashed", (PyCFunction)(void (*)(void))reader_hashed, METH_FASTCALL, hashed_doc},
     {"gradients", (PyCFunction)(void (*)(void))reader_gradients, METH_FASTCALL, some_gradients_doc},
     {"same", (PyCFunction)(void (*)(void))reader_same, METH_FASTCALL, same_doc},

@@ -71,6 +71,7 @@ all_finite: Final[Any] = _reader and _reader.finite  # gradients of weakly held 
 row_hashes: Final[Any] = _reader and _reader.rows  # eight bytes of each row of a tensor, likewise
 gradient_hashes: Final[Any] = _reader and _reader.gradients  # of some of many parameters, likewise
 octaves: Final[Any] = getattr(_reader, "octaves", None)  # of some pieces of a tensor, likewise
+silent: Final[Any] = getattr(_reader, "silent", None)  # units of an activation that put out nothing, likewise
 quickly_hashed: Final[Any] = _reader and _reader.hashed  # with no frame; None where there is no kernel
 
 

@@ -102,6 +102,16 @@ def histogram(values: NDArray[Any], every: int = 1) -> NDArray[np.int64]:
     return np.bincount(np.clip(octave + LOWEST_BIN, 0, BINS - 1), minlength=BINS).astype(np.int64)
 
 
+def silent(values: NDArray[Any], axis: int, before: bytes | None = None) -> bytes:
+    """A byte of each unit along an axis: 1 where it is zero for all samples and positions, and was so `before`, in a
+    look at as many units. NaN is no zero."""
+    others = tuple([dim for dim in range(values.ndim) if dim != axis])
+    found: NDArray[np.bool_] = ~np.logical_or.reduce(values, axis=others)
+    if before is not None and len(before) == found.size:
+        found &= np.frombuffer(before, np.bool_)
+    return found.tobytes()
+
+
 def spread(values: NDArray[Any], of: tuple[float, float, float, float], counts: NDArray[np.int64]) -> Spread:
     """The second look at a tensor whose mean, std, smallest and largest value are known: sums, and a histogram of equal
     widths added to `counts`. Values that lie on an edge, up to rounding, may be counted on either side."""

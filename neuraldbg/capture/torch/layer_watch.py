@@ -20,7 +20,8 @@ from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_ToldOf = WeakKeyDictionary[type, list[Callable[..., None]]]
+_Notices = list[Callable[..., None]]
+_ToldOf = WeakKeyDictionary[type, tuple[_Notices, _Notices]]  # of any layer, of one that C has seen
 UNTIMED = True  # in place of a mark: the device has a clock, and it is not read
 Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
 
@@ -33,8 +34,9 @@ class LayerWatch:
         self.last_backward: list[Arrival | None] = [None]
         self._gradient_arrived = core.guard.shield("gradients")(self._gradient)
         self._only: dict[Callable[..., None], Callable[[type], bool]] = {}
+        self._done_by_c: _Notices = []
         self._told_of: _ToldOf = WeakKeyDictionary()  # kind of layer -> who of `_told` is told of it
-        self._told: tuple[list[Callable[..., None]], int] = ([], 0)
+        self._told: tuple[_Notices, int] = ([], 0)
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
 
     def seen(self, module: nn.Module, one: Pass, times: Times, values: Any, depth: int) -> None:
@@ -75,7 +77,7 @@ class LayerWatch:
             self._locate(layer, module, [values[2]], _given_first(values[0]))  # to C, it is a plain tensor
         self._notice(module, one, values)
         if one.looked:
-            self._tell(module, layer, one, values)
+            self._tell(module, layer, one, values, by_c=True)
 
     def _notice(self, module: nn.Module, one: Pass, values: Any) -> None:
         if self.core.recorder.step <= 20:
@@ -87,7 +89,11 @@ class LayerWatch:
         """This one who takes part in `layer_run` is told of layers of such classes and of no others."""
         self._only[notice] = concerns
 
-    def _tell(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
+    def done_by_c(self, notice: Callable[..., None]) -> None:
+        """This one is told of no layer that C has seen: C did its work."""
+        self._done_by_c.append(notice)
+
+    def _tell(self, module: nn.Module, layer: Layer, one: Pass, values: Any, *, by_c: bool = False) -> None:
         core, kind = self.core, type(module)
         for observe in core.on_look:
             observe(layer, one, values)
@@ -97,8 +103,9 @@ class LayerWatch:
         told = self._told_of.get(kind)
         if told is None:
             concerned = [(notice, self._only.get(notice)) for notice in every]
-            told = self._told_of[kind] = [notice for notice, its in concerned if its is None or its(kind)]
-        core.tell(told, module, layer, one, values)
+            of_any = [notice for notice, its in concerned if its is None or its(kind)]
+            told = self._told_of[kind] = (of_any, [notice for notice in of_any if notice not in self._done_by_c])
+        core.tell(told[by_c], module, layer, one, values)
 
     def set_aside(self, took_ns: int) -> None:
         """Spent by us since the last gradient arrived: no layer's. Where several threads train it may be another's."""

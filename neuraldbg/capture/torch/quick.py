@@ -8,6 +8,7 @@ out to be another case is handed back here and takes the usual way.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from neuraldbg.capture.torch.members import modules_of
 from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.tree import Model
 from neuraldbg.records import Kind, Phase
-from neuraldbg.trace.tables import PHASE_CODE, SPANS, STATS
+from neuraldbg.trace.tables import HISTOGRAMS, PHASE_CODE, SPANS, STATS
 
 Located = list[tuple[int, Tensor]]
+Due = dict[int, int]  # site -> step before which it has no histogram
 
 
 class QuickLayers:
@@ -38,6 +40,7 @@ class QuickLayers:
         self.c: Any = None
         self._rows: Any = None  # the same, also when it is not used any more
         self._taught: dict[int, Any] = {}  # site of a model -> which one, as a weak reference
+        self._gradient_due: Callable[[Tensor, int, int], None] | None = None
         made = getattr(host.fused, "Layers", None)
         if made is not None:
             dtypes = [getattr(torch, element.name, None) for element in Element]
@@ -117,6 +120,7 @@ class QuickLayers:
     def close(self) -> None:
         if self.c is not None:
             self.c.listen(*(None,) * 5)
+            self.c.count()
             self.c.forget()
             self.short_way.remove()
             self.core.tree.on_change = None
@@ -146,8 +150,29 @@ class QuickLayers:
         elif layer.located:
             self.c.learn(module, layer.site, layer.leaf, layer.watched, bool(layer.path), False)
 
-    def _missed_gradient(self, site: int, pass_id: int, gradient: Tensor) -> None:
+    def _missed_gradient(self, site: int, pass_id: int, gradient: Tensor, due: int) -> None:
+        """`due`: a histogram of it was, when its layer ran."""
         self.passes.layers.stats(gradient, site, (Kind.GRADIENT, Phase.BACKWARD, 0, pass_id))
+        if due and self._gradient_due is not None:
+            self._gradient_due(gradient, site, pass_id)
+
+    # -- histograms ----------------------------------------------------------------------------------------------------
+
+    def count(self, due: tuple[Due, Due, Due], numbers: tuple[int, ...], gradient: Callable[..., None]) -> bool:
+        """Whether C takes those that are `due`, of activations, gradients and parameters, where it sees a layer.
+        `gradient` is told of one that it cannot read."""
+        if self.c is None:
+            return False
+        self._gradient_due = gradient
+        self.c.count(self.core, self.core.recorder, due, numbers)
+        return True
+
+    def count_parameters(self, found: Located) -> Located:
+        """Those that are left to others."""
+        if self.c is None or self._gradient_due is None:
+            return found
+        left: Located = self.c.count_parameters(self.core.recorder.step, found)
+        return left
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 
@@ -165,5 +190,9 @@ class QuickLayers:
     # -- the flush thread ----------------------------------------------------------------------------------------------
 
     def _drain(self) -> dict[str, tuple[Block, int]]:
-        stats, spans, lost, lost_spans = self._rows.drain()
-        return {"stats": (np.frombuffer(stats, STATS), lost), "spans": (np.frombuffer(spans, SPANS), lost_spans)}
+        stats, spans, counted, lost, lost_spans, lost_counted = self._rows.drain()
+        return {
+            "stats": (np.frombuffer(stats, STATS), lost),
+            "spans": (np.frombuffer(spans, SPANS), lost_spans),
+            "histograms": (np.frombuffer(counted, HISTOGRAMS), lost_counted),
+        }

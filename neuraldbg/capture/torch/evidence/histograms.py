@@ -45,6 +45,11 @@ class Histograms:
         self._gradient_arrived = self.core.guard.shield("histograms of gradients")(self._gradient)
         self.core.take_part("layer_run", "histograms of activations", self._layer_run)
         self.core.take_part("update_done", "histograms of parameters", self._update_done, rarely=True)
+        self._quick = self._passes.quick
+        due = (self._due[Kind.ACTIVATION], self._due[Kind.GRADIENT], self._due[Kind.PARAMETER])
+        left_by_c = self.core.guard.inside("histograms of gradients")(self._left_by_c)
+        if self._quick.count(due, (PIECE, PIECES, LEAST_GAP, GROWTH), left_by_c):
+            self._passes.layers.done_by_c(self._layer_run)
 
     def _layer_run(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
         core, site, due = self.core, layer.site, self._due
@@ -77,6 +82,10 @@ class Histograms:
         self.core.own_ns += took
         self._passes.layers.set_aside(took)
 
+    def _left_by_c(self, gradient: Tensor, site: int, pass_id: int) -> None:
+        if self.core.on:
+            self._count(gradient, site, (Kind.GRADIENT, Phase.BACKWARD, 0, pass_id))
+
     def _update_done(self, optimizer: Optimizer, _: Any) -> None:
         if not self.core.looking:
             return
@@ -84,14 +93,15 @@ class Histograms:
         known, rests = self._swept.get(optimizer) or (0, 0)
         if known == len(parameters) and self.core.recorder.step < rests:
             return
-        sites = []
-        for parameter in parameters:
-            site = tree.parameter_site.get(parameter)
-            if site is not None and site not in tree.unwanted:
-                sites.append(site)
-                self._count(parameter, site, (Kind.PARAMETER, Phase.UPDATE, 0, -1))
+        found = tree.parameter_site.pairs(parameters)
+        if found is None:
+            found = [(site, p) for p in parameters if (site := tree.parameter_site.get(p)) is not None]
+        if tree.unwanted:
+            found = [(site, parameter) for site, parameter in found if site not in tree.unwanted]
+        for site, parameter in self._quick.count_parameters(found):
+            self._count(parameter, site, (Kind.PARAMETER, Phase.UPDATE, 0, -1))
         due = self._due[Kind.PARAMETER]
-        rests = min([due.get(site, 0) for site in sites], default=0)
+        rests = min([due.get(site, 0) for site, _ in found], default=0)
         self._swept[optimizer] = (len(parameters), rests)
 
     def _count(self, tensor: Tensor, site: int, where: tuple[Kind, Phase, int, int]) -> None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from neuraldbg.capture.kernels import host, twin
 from neuraldbg.capture.places import FIRST_LOOKS, FLAT, LATER, MOST_ELEMENTS, RECTIFIED, Place
 from neuraldbg.capture.torch.evidence.graph_walk import SHAPES, Visit, Walk, saved, shared_walk
 from neuraldbg.capture.torch.stats import measurable
@@ -33,6 +34,7 @@ class Network:
         self._looks: dict[int, int] = {}
         self._next: dict[int, float] = {}
         self._places: dict[tuple[Any, ...], Place] = {}
+        self._kept_as: dict[str, str] = {}  # operation -> attribute of its node that holds what it put out
         self.core.take_part("backward_begun", "activations", self._begun, rarely=True)
         self.core.take_part("ending", "activations", self._end)
 
@@ -57,15 +59,32 @@ class Network:
         for visit in graph.visits:
             if visit.name not in ACTIVATIONS:
                 continue
-            value = _value(visit)
+            value = self._value(visit)
             order += 1
             if value is None or not measurable(value) or not value.is_cpu or not 0 < value.numel() <= MOST_ELEMENTS:
                 continue
-            fed = graph.past_shapes(graph.operand(visit))
-            place = self._place(visit, None if fed is None else fed.layer, tuple(value.shape[1:]), order)
-            axis = _units_of(value, conv=fed is not None and "Convolution" in fed.name)
-            if place is not None and axis is not None and value.numel() >= 2 * value.shape[axis]:
-                self._look(place, value, axis)
+            fed, shape = graph.past_shapes(graph.operand(visit)), value.shape
+            place = self._place(visit, None if fed is None else fed.layer, shape[1:], order)
+            axis = _units_of(shape, conv=fed is not None and "Convolution" in fed.name)
+            if place is not None and axis is not None and value.numel() >= 2 * shape[axis]:
+                self._look(place, value, shape[axis], axis)
+
+    def _value(self, visit: Visit) -> Tensor | None:
+        """What an activation put out, or for those that keep only their input, that. It may require a gradient."""
+        known = self._kept_as.get(visit.name)
+        if known is not None:
+            try:
+                value = getattr(visit.node, known, None)
+            except RuntimeError:  # let go of
+                value = None
+            if isinstance(value, Tensor):
+                return value
+        for name in ("result", "self", "output"):
+            value = saved(visit.node, name)
+            if isinstance(value, Tensor):
+                self._kept_as[visit.name] = f"_saved_{name}"
+                return value
+        return None
 
     def _place(self, visit: Visit, fed_by: int | None, shape: tuple[int, ...], order: int) -> Place | None:
         """`shape`: of one sample."""
@@ -76,21 +95,19 @@ class Network:
             place = self._places[key] = Place(visit.name, layer, fed_by, order)
         return place
 
-    def _look(self, place: Place, value: Tensor, axis: int) -> None:
+    def _look(self, place: Place, value: Tensor, units: int, axis: int) -> None:
         name = place.op
         place.looks += 1
-        place.units = value.shape[axis]
-        rectified, bounds = name in RECTIFIED and not _all_alive(place), BOUNDED.get(name)
-        if rectified or bounds is not None:
+        place.units = units
+        if name in RECTIFIED:
+            dead = place.dead
+            if dead is None or len(dead) != units or 1 in dead:  # what has put something out stays alive
+                place.dead = _silent(value, axis, dead)
+        elif (bounds := BOUNDED.get(name)) is not None:
             others = tuple([dim for dim in range(value.dim()) if dim != axis])  # samples and positions
-            values = _array(value)
-            if rectified:
-                silent = ~np.logical_or.reduce(values, axis=others)
-                place.dead = _narrowed(place.dead, silent)
-            if bounds is not None:
-                flat = _flat(bounds, values)
-                place.flat_share = float(flat.mean())
-                place.stuck = _narrowed(place.stuck, flat.all(axis=others))
+            flat = _flat(bounds, _array(value))
+            place.flat_share = float(flat.mean())
+            place.stuck = _narrowed(place.stuck, flat.all(axis=others))
         if place.looks == 1 or place.looks >= FIRST_LOOKS:  # later looks are rare: who reads along hears of each
             self._write(place)
 
@@ -100,7 +117,7 @@ class Network:
                 self._write(place)
 
     def _write(self, place: Place) -> None:
-        self.core.recorder.fact("activation", **place.told(lambda flags: np.flatnonzero(flags).tolist()))
+        self.core.recorder.fact("activation", **place.told(_set_in))
 
     # -- the stack ---------------------------------------------------------------------------------------------------
 
@@ -132,32 +149,29 @@ class Network:
         )
 
 
-def _value(visit: Visit) -> Tensor | None:
-    """What an activation put out, or for those that keep only their input, that."""
-    for name in ("result", "self", "output"):
-        value = saved(visit.node, name)
-        if isinstance(value, Tensor):
-            return value
-    return None
-
-
-def _units_of(value: Tensor, *, conv: bool) -> int | None:
+def _units_of(shape: tuple[int, ...], *, conv: bool) -> int | None:
     """The dimension that its units lie along; samples (and positions) along the others."""
-    if value.dim() < 2:
+    if len(shape) < 2:
         return None
-    return 1 if conv or value.dim() == 4 else value.dim() - 1
+    return 1 if conv or len(shape) == 4 else len(shape) - 1
+
+
+def _silent(value: Tensor, axis: int, before: bytes | None) -> bytes:
+    """Of each unit whether it is zero for every sample, and was `before`."""
+    found: bytes | None = None if host.silent is None else host.silent(value, axis, before)
+    return twin.silent(_array(value), axis, before) if found is None else found
+
+
+def _set_in(flags: Any) -> list[int]:
+    units: list[int] = np.flatnonzero(np.frombuffer(flags, np.bool_)).tolist()
+    return units
 
 
 def _array(value: Tensor) -> Array:
-    """Of what `saved` gave. NumPy asks all samples at once, and takes a tenth of the time that torch does for it."""
+    """NumPy asks all samples at once, and takes a tenth of the time that torch does for it."""
     wide = value.dtype in (torch.float32, torch.float64)
-    array: Array = (value if wide else value.float()).resolve_neg().numpy()
+    array: Array = (value if wide else value.float()).detach().resolve_neg().numpy()
     return array
-
-
-def _all_alive(place: Place) -> bool:
-    """Every unit has been seen to put something out: no later look can change that."""
-    return place.dead is not None and place.dead.shape == (place.units,) and not bool(place.dead.any())
 
 
 def _flat(bounds: tuple[float, float], values: Array) -> Array:
