@@ -311,8 +311,14 @@ class Samples:
         recorded = self.core.recorded
         theirs = [recorded[id(p)] for p in parameters if id(p) in recorded]
         pieces = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in theirs}
-        shared = sum(pieces.values()) <= 2 * sum([one.nbytes for one in theirs]) and same_bits(parameters, theirs)
+        fits = sum(pieces.values()) <= 2 * sum([one.nbytes for one in theirs])
+        shared = fits and (self._were_compared(parameters, theirs) or same_bits(parameters, theirs))
         return theirs if shared else copied([p.detach() for p in parameters])
+
+    def _were_compared(self, parameters: list[Tensor], copies: list[Tensor]) -> bool:
+        """Whether these copies have just been taken for the values before this update, having been compared."""
+        taken = {id(parameter): id(before) for _, parameter, before in self.core.here.local.kept or ()}
+        return bool(taken) and [taken.get(id(parameter)) for parameter in parameters] == list(map(id, copies))
 
     def _update_done(self, *_: Any) -> None:
         if self._since_update:
