@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch import members
+
+BY_C = ("modules_in", "named_modules_in", "held_in", "usual")
+BY = ["python", pytest.param("c", marks=pytest.mark.skipif(frameless.usual is None, reason="built without it"))]
+
+
+@pytest.fixture(autouse=True, params=BY)
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        for part in BY_C:
+            monkeypatch.setattr(frameless, part, None)
 
 
 class Sharing(nn.Module):
@@ -56,6 +68,31 @@ def patched() -> nn.Module:
     return model
 
 
+class Listing(nn.Module):
+    """Keeps its parts in an ordered dict, as those of older versions of torch do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modules: Any = OrderedDict(one=nn.Linear(2, 2), two=nn.ReLU(), three=Sharing())
+
+
+class Equal(nn.Linear):
+    """All of them are one, to whoever compares them."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def renamed() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    inner: Any = model[1]
+    inner.named_modules = lambda *_, **__: iter([("", inner)])
+    return model
+
+
 MODELS = {
     "one layer": lambda: nn.Linear(2, 3),
     "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.LSTM(2, 3, 2), nn.BatchNorm1d(3)),
@@ -63,6 +100,10 @@ MODELS = {
     "class with a way of its own": Adapter,
     "object with a way of its own": patched,
     "part with a way of its own": lambda: nn.Sequential(nn.Linear(2, 2), Secretive(), nn.Linear(2, 2)),
+    "object inside with a way of its own": renamed,
+    "parts in an ordered dict": Listing,
+    "parts that are equal": lambda: nn.Sequential(Equal(2, 2), nn.ReLU(), Equal(3, 3)),
+    "dots in a name": lambda: nn.Sequential(nn.ParameterDict({"a": torch.ones(2)}), nn.ParameterList([torch.ones(1)])),
     "empty": nn.Module,
 }
 
@@ -86,6 +127,8 @@ def check(model: nn.Module) -> None:
     assert same(members.named_buffers_of(model), model.named_buffers())
     for module in model.modules():
         assert same(members.own_parameters(module), module.parameters(recurse=False))
+        if module._parameters:
+            assert same(members.own_named_parameters(module), module.named_parameters(recurse=False))
 
 
 @pytest.mark.parametrize("of", MODELS)
@@ -114,3 +157,15 @@ def test_a_module_inside_of_itself_ends_as_it_does_for_torch() -> None:
     with pytest.raises(RecursionError):
         members.every_named_parameter(model)
     assert members.named_modules_of(model) == list(model.named_modules())
+
+
+def test_c_says_what_it_does_not_take() -> None:
+    parts: Any = frameless
+    if parts.usual is None:
+        pytest.skip("this is the turn of Python")
+    wrong = (lambda: parts.modules_in(1), lambda: parts.held_in((), "_buffers", True), lambda: parts.usual(1, (), 1))
+    for call in wrong:
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(AttributeError):
+        parts.modules_in(object(), nn.Module.named_modules)

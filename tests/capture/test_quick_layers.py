@@ -178,10 +178,10 @@ def test_ctrl_c_while_evidence_is_gathered_reaches_the_user(tmp_path: Path, wher
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        capture.core.on_look.append(interrupted)
+        capture.core.moments.layer_run.append(interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(model, 1)
-        capture.core.on_look.remove(interrupted)
+        capture.core.moments.layer_run.remove(interrupted)
         train(model, 2)
         assert capture.passes.quick.c is not None
 

@@ -23,7 +23,7 @@ SLOW_NS = 20_000_000
 
 
 def slow_evidence(capture: Any) -> None:
-    capture.core.on_look.append(lambda *_: time.sleep(SLOW_NS / 1e9))
+    capture.core.moments.layer_run.append(lambda *_: time.sleep(SLOW_NS / 1e9))
 
 
 def entered_below(model: nn.Module, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-/* What _rows.h, _calls.h, _fetches.h, _reader.h and _taking.h add to the module. */
+/* What _rows.h, _calls.h, _fetches.h, _reader.h, _taking.h and _members.h add to the module. */
 #ifdef HAVE_LAYERS
 
 static int add_frameless(PyObject *module)
@@ -11,7 +11,7 @@ static int add_frameless(PyObject *module)
                  {&S_site, "site"},       {&S_undisturbed, "undisturbed"}, {&S_broken, "broken"},  {&S_on, "on"},
                  {&S_enter, "__enter__"}, {&S_exit, "__exit__"},         {&S_version, "_version"},
                  {&S_training, "training"}, {&S_own_parameters, "_parameters"}, {&S_own_buffers, "_buffers"},
-                 {&S_own_modules, "_modules"}};
+                 {&S_own_modules, "_modules"}, {&S_named_modules, "named_modules"}};
     struct {
         PyTypeObject **at;
         PyType_Spec *spec;

@@ -321,6 +321,7 @@ static PyObject *sweep(PyObject *self, PyObject *const *args, Py_ssize_t given) 
 #include "_calls.h"
 #include "_fetches.h"
 #include "_reader.h"
+#include "_members.h"
 #include "_frameless.h"
 
 static PyMethodDef methods[] = {
@@ -339,6 +340,10 @@ static PyMethodDef methods[] = {
     {"surroundings", (PyCFunction)(void (*)(void))surroundings_of, METH_FASTCALL, surroundings_doc},
     {"instances_of", (PyCFunction)(void (*)(void))instances_of, METH_FASTCALL, instances_doc},
     {"tell", (PyCFunction)(void (*)(void))tell, METH_FASTCALL, tell_doc},
+    {"modules_in", (PyCFunction)(void (*)(void))modules_in, METH_FASTCALL, modules_doc},
+    {"named_modules_in", (PyCFunction)(void (*)(void))named_modules_in, METH_FASTCALL, named_modules_doc},
+    {"held_in", (PyCFunction)(void (*)(void))held_in, METH_FASTCALL, held_doc},
+    {"usual", (PyCFunction)(void (*)(void))usual, METH_FASTCALL, usual_doc},
 #endif
     {NULL, NULL, 0, NULL},
 };

@@ -25,3 +25,7 @@ surroundings: Final[Any] = getattr(_fused, "surroundings", None)  # capture/torc
 instances_of: Final[Any] = getattr(_fused, "instances_of", None)  # capture/living.py
 shield: Final[Any] = getattr(_fused, "shield", None)  # capture/guard.py, as the next
 tell: Final[Any] = getattr(_fused, "tell", None)
+modules_in: Final[Any] = getattr(_fused, "modules_in", None)  # capture/torch/members.py, as the next
+named_modules_in: Final[Any] = getattr(_fused, "named_modules_in", None)
+held_in: Final[Any] = getattr(_fused, "held_in", None)
+usual: Final[Any] = getattr(_fused, "usual", None)

@@ -272,7 +272,7 @@ class TorchCapture:
         with it."""
         updates = self.updates
         watchers = (updates.on_update, updates.now_and_then, updates.before_update, self.passes.before_pass)
-        observers = (self.core.on_layer, self.core.on_gradient, self.core.on_look)
+        observers = (self.core.on_layer, self.core.on_gradient)
         for notices in (*watchers, self.backward.before_backward, *observers):
             notices.clear()
         self.core.dismiss()

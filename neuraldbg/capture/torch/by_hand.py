@@ -60,6 +60,8 @@ class ByHand:
         mine = {id(parameter) for optimizer in optimizers for parameter in owned(optimizer)}
         all_owned = bool(mine) and mine.issuperset(id(parameter) for parameter, _ in sites.items())
         self._all_owned = (len(sites), groups) if all_owned else None
+        if all_owned:
+            return ()  # whatever can be trained has a site
         found = [p for _, p in self.core.tree.trainable() if p.grad is not None and id(p) not in mine]
         if not found and not mine and loss is not None and self.core.tree.only is None:
             found = [leaf for leaf in leaves_of(loss) if leaf.grad is not None]

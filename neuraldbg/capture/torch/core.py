@@ -131,7 +131,6 @@ class Core:
     recording: bool = True  # keep passes so that they can be run again
     on_layer: list[Callable[..., None]] = field(default_factory=list)  # snapshots and, later, the gate
     on_gradient: list[Callable[..., None]] = field(default_factory=list)
-    on_look: list[Callable[..., None]] = field(default_factory=list)  # (layer, pass, values), in steps looked at
     moments: Moments = field(default_factory=Moments)
     steady: Moments = field(default_factory=Moments)  # of them, those that look at every step
     kinds: frozenset[Kind] = EVERYTHING  # statistics of layers that are taken after the first updates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
-from neuraldbg.capture.kernels.host import span_of
+from neuraldbg.capture.kernels.host import same_bits, span_of
 from neuraldbg.capture.torch.pieces import Memory, foreseen, plain, room_for, rooms_for
 
 FULL_BYTES = 2**30  # where every step is measured: above it only the first parameters are copied
@@ -39,14 +40,22 @@ class EarlierValues:
             self._prepared += 1
             if self._prepared > most:
                 return
-            for parameter, room in zip(parameters, rooms_for(foreseen(parameters)), strict=False):
+            rooms = rooms_for(foreseen(parameters))
+            for parameter, room in zip(parameters, rooms, strict=False):
                 self._copies[parameter] = room
+            if rooms and frameless.keep is not None:
+                self._planned(parameters, list(rooms))
 
-    def take(self, parameters: list[Tensor]) -> list[Tensor | None]:
-        """A copy of each, None of those whose turn it is not."""
+    def take(self, parameters: list[Tensor], recorded: Mapping[int, Tensor] | None = None) -> Sequence[Tensor | None]:
+        """A copy of each, None of those whose turn it is not. `recorded`: by the id of a parameter, copies that may be
+        the same bit for bit, and then need not be made again."""
         plan = self._plans.get(id(parameters[0])) if parameters else None
-        if plan is not None and plan.jobs and frameless.keep(parameters, plan.jobs):
-            return plan.copies
+        if plan is not None and plan.jobs:
+            theirs = [recorded[id(each)] for each in parameters if id(each) in recorded] if recorded else []
+            if theirs and same_bits(parameters, theirs):
+                return theirs
+            if frameless.keep(parameters, plan.jobs):
+                return plan.copies
         with self._lock:  # several threads may train
             copies = self._rooms_for(parameters)
         groups: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}

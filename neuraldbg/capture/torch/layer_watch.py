@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.flops import flops_of
 from neuraldbg.capture.torch.nested import tensors
@@ -21,7 +21,6 @@ from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _Notices = list[Callable[..., None]]
-_ToldOf = WeakKeyDictionary[type, tuple[_Notices, _Notices]]  # of any layer, of one that C has seen
 UNTIMED = True  # in place of a mark: the device has a clock, and it is not read
 Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
 
@@ -35,8 +34,10 @@ class LayerWatch:
         self._gradient_arrived = core.guard.shield("gradients")(self._gradient)
         self._only: dict[Callable[..., None], Callable[[type], bool]] = {}
         self._done_by_c: _Notices = []
-        self._told_of: _ToldOf = WeakKeyDictionary()  # kind of layer -> who of `_told` is told of it
-        self._told: tuple[_Notices, int] = ([], 0)
+        self._told_of: IdentityTable[tuple[_Notices, _Notices]] = (
+            IdentityTable()
+        )  # of a kind any layer, one that C has seen
+        self._told: tuple[_Notices, int] = ([], 0)  # who they are among
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
 
     def seen(self, module: nn.Module, one: Pass, times: Times, values: Any, depth: int) -> None:
@@ -75,7 +76,11 @@ class LayerWatch:
         """All but its statistics and times, which C took."""
         if not layer.located:
             self._locate(layer, module, [values[2]], _given_first(values[0]))  # to C, it is a plain tensor
-        self._notice(module, one, values)
+        core = self.core
+        if core.recorder.step <= 20:
+            self.fired.add(id(module))
+        if one.grad and _default_hooks(True) is not None:
+            self.mark_packed([values[2]])
         if one.looked:
             self._tell(module, layer, one, values, by_c=True)
 
@@ -95,11 +100,9 @@ class LayerWatch:
 
     def _tell(self, module: nn.Module, layer: Layer, one: Pass, values: Any, *, by_c: bool = False) -> None:
         core, kind = self.core, type(module)
-        for observe in core.on_look:
-            observe(layer, one, values)
         every = core.moments.layer_run
         if every is not self._told[0] or len(every) != self._told[1]:
-            self._told, self._told_of = (every, len(every)), WeakKeyDictionary()
+            self._told, self._told_of = (every, len(every)), IdentityTable()
         told = self._told_of.get(kind)
         if told is None:
             concerned = [(notice, self._only.get(notice)) for notice in every]

@@ -1,7 +1,8 @@
 """The modules, parameters and buffers of a model as torch's own iterators give them, in a tenth of the time.
 
-A model is walked through a dozen times in a step that is looked at closely, and torch opens a generator for every
+A model is walked through two dozen times in a step that is looked at closely, and torch opens a generator for every
 module inside of another. Nothing is kept from one walk to the next: users add, share and replace modules as they train.
+C does it where there is some; what is here is its twin.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import sys
 
 from torch import Tensor, nn
+
+from neuraldbg.capture.kernels import frameless
 
 _WAYS = ("modules", "named_modules", "parameters", "named_parameters", "named_buffers", "_named_members")
 _USUAL = tuple(getattr(nn.Module, name) for name in _WAYS)
@@ -18,6 +21,9 @@ Named = list[tuple[str, nn.Module]]
 
 def is_usual(root: nn.Module) -> bool:
     """Whether neither the class nor the object has a way of its own to name its parts."""
+    if frameless.usual is not None:
+        usual: bool = frameless.usual(root, _WAYS, _USUAL)
+        return usual
     kind = type(root)
     found = (
         kind.modules,
@@ -32,7 +38,10 @@ def is_usual(root: nn.Module) -> bool:
 
 def named_modules_of(root: nn.Module, *, once: bool = True) -> Named:
     """`root.named_modules()`; of modules that are in several places, once or in each."""
-    found: Named = []
+    quickly = frameless.named_modules_in and frameless.named_modules_in(root, _NAMED_MODULES, once)
+    found: Named = quickly or []
+    if quickly:
+        return found
     seen: set[nn.Module] = set()
     waiting = [("", root)]
     while waiting:
@@ -60,7 +69,10 @@ def modules_of(root: nn.Module) -> list[nn.Module]:
     """`root.modules()`."""
     if not is_usual(root):
         return list(root.modules())
-    found: list[nn.Module] = []
+    quickly = frameless.modules_in and frameless.modules_in(root, _NAMED_MODULES)
+    found: list[nn.Module] = quickly or []
+    if quickly:
+        return found
     seen: set[nn.Module] = set()
     waiting = [root]
     while waiting:
@@ -85,17 +97,14 @@ def named_parameters_of(root: nn.Module) -> list[tuple[str, Tensor]]:
     """`root.named_parameters()`."""
     if not is_usual(root):
         return list(root.named_parameters())
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, parameter in _all_named(named_modules_of(root)):
-        found.setdefault(id(parameter), (name, parameter))
-    return list(found.values())
+    return _all_named(named_modules_of(root), "_parameters", once=True)
 
 
 def every_named_parameter(root: nn.Module) -> list[tuple[str, Tensor]]:
     """`root.named_parameters(remove_duplicate=False)`."""
     if not is_usual(root):
         return list(root.named_parameters(remove_duplicate=False))
-    return _all_named(named_modules_of(root, once=False))
+    return _all_named(named_modules_of(root, once=False), "_parameters", once=False)
 
 
 def own_parameters(module: nn.Module) -> list[Tensor]:
@@ -111,37 +120,39 @@ def own_named_parameters(module: nn.Module) -> list[tuple[str, Tensor]]:
         return []
     if not is_usual(module):
         return list(module.named_parameters(recurse=False))
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            found.setdefault(id(parameter), (name, parameter))
-    return list(found.values())
+    return _all_named([("", module)], "_parameters", once=True)
 
 
 def named_buffers_of(root: nn.Module) -> list[tuple[str, Tensor]]:
     """`root.named_buffers()`."""
     if not is_usual(root):
         return list(root.named_buffers())
-    found: dict[int, tuple[str, Tensor]] = {}
-    for path, module in named_modules_of(root):
-        if module._buffers:
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    found.setdefault(id(buffer), (f"{path}.{name}" if path else name, buffer))
-    return list(found.values())
+    return _all_named(named_modules_of(root), "_buffers", once=True)
 
 
-def _all_named(modules: Named) -> list[tuple[str, Tensor]]:
-    return [
-        (f"{path}.{name}" if path else name, parameter)
+def _all_named(modules: Named, kind: str, *, once: bool) -> list[tuple[str, Tensor]]:
+    """What they hold in dicts of that name; what is held in several places, once or in each."""
+    quickly: list[tuple[str, Tensor]] | None = frameless.held_in and frameless.held_in(modules, kind, once)
+    if quickly is not None:
+        return quickly
+    found = [
+        (f"{path}.{name}" if path else name, held)
         for path, module in modules
-        if module._parameters
-        for name, parameter in module._parameters.items()
-        if parameter is not None
+        for name, held in getattr(module, kind).items()
+        if held is not None
     ]
+    if not once:
+        return found
+    first: dict[int, tuple[str, Tensor]] = {}
+    for one in found:
+        first.setdefault(id(one[1]), one)
+    return list(first.values())
 
 
 def _parameters_in(modules: list[nn.Module]) -> list[Tensor]:
+    quickly: list[Tensor] | None = frameless.held_in and frameless.held_in(modules, "_parameters", True)
+    if quickly is not None:
+        return quickly
     found: dict[int, Tensor] = {}
     for module in modules:
         for parameter in module._parameters.values():

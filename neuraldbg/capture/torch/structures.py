@@ -7,13 +7,13 @@ import weakref
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.kernels import frameless
 from neuraldbg.capture.torch.members import named_modules_of
 from neuraldbg.capture.torch.pieces import copy_of
+from neuraldbg.capture.torch.ungraded import ungraded
 
 # training flags of the modules; requires_grad of the parameters, module by module; (path, name, buffer)
 Surroundings = tuple[tuple[bool, ...], tuple[bool, ...], list[tuple[str, str, Tensor]]]
@@ -85,6 +85,6 @@ def named_buffers(seen: Surroundings) -> dict[str, Tensor]:
     return found
 
 
-@torch.no_grad()
+@ungraded
 def copies_of(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: copy_of(buffer) for name, buffer in buffers.items()}

@@ -18,6 +18,7 @@ from neuraldbg.capture.torch.core import Core, now_ns
 from neuraldbg.capture.torch.device import Wanted
 from neuraldbg.capture.torch.earlier import TURN_BYTES, EarlierValues
 from neuraldbg.capture.torch.stats import Measured, measurable, plain
+from neuraldbg.capture.torch.ungraded import ungraded
 from neuraldbg.records import Kind, Phase
 from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 
@@ -60,20 +61,20 @@ class Sweep:
                 found.append((site, parameter))
         return found if self.local is None else [(site, self.local(parameter)) for site, parameter in found]
 
-    @torch.no_grad()
+    @ungraded
     def before(self, parameters: Iterable[Tensor], *, norm_too: bool = False) -> _Kept:
         found = self.sites(parameters)
         if not norm_too or not (self._gradients_by_c(found, rows=True) or self._gradients_on_device(found)):
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
-        before = self.earlier.take(list(map(_second, found)))
+        before = self.earlier.take(list(map(_second, found)), self.core.recorded)
         if self.earlier.too_large and not self._told:
             self._told = True
             self.core.recorder.note("info", TOO_LARGE)
         return list(zip(map(_first, found), map(_second, found), before, strict=True))
 
-    @torch.no_grad()
+    @ungraded
     def after(self, kept: _Kept) -> None:
         if self.core.tree.unwanted:
             kept = [one for one in kept if one[0] not in self.core.tree.unwanted]
@@ -150,7 +151,7 @@ class Sweep:
 
         return self.core.device.stats_of_all(wanted, together=together)
 
-    @torch.no_grad()
+    @ungraded
     def watch_norm(self, parameters: Iterable[Tensor]) -> None:
         """One number for all gradients, without waiting for the device."""
         start = now_ns()

@@ -340,19 +340,19 @@ class ModuleTree:
         """Whether this thread may read all of them."""
         return len(self.trainers) < 2 or len(list(self.readable())) == len(self.models)
 
-    def trainable(self) -> Iterator[tuple[int, Tensor]]:
+    def trainable(self) -> list[tuple[int, Tensor]]:
         """Site and tensor of every trainable parameter of every live model that this thread may read, each once."""
+        found: list[tuple[int, Tensor]] = []
         seen: set[int] = set()
         for root, _ in self.readable():
-            for parameter in parameters_of(root):
-                site = self.parameter_site.get(parameter)
-                if parameter.requires_grad and site is not None and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield site, parameter
+            mine = [p for p in parameters_of(root) if p.requires_grad and id(p) not in seen]
+            found += [(site, p) for p in mine if (site := self.parameter_site.get(p)) is not None]
+            seen.update(map(id, mine))
         for ref in self._leaves if not self._others() else ():
             leaf = ref()
             if leaf is not None:
-                yield self.parameter_site[leaf], leaf
+                found.append((self.parameter_site[leaf], leaf))
+        return found
 
 
 def _called_by(model: Model, threads: set[int]) -> bool:

@@ -170,42 +170,60 @@ class Inputs:
 
 def _features(array: Array, axis: int) -> Array:
     """Samples and positions in rows, features in columns; of very many rows so many, evenly spread."""
-    rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+    last = array if axis == array.ndim - 1 else np.moveaxis(array, axis, -1)
+    rows = last.reshape(-1, array.shape[axis])
     most = max(2, MOST_ELEMENTS // rows.shape[1])
     found: Array = rows[:: max(1, len(rows) // most)].astype(np.float64)
     return found
 
 
 def _scales(features: Array) -> dict[str, Any]:
-    mean, std, squares = features.mean(0), features.std(0), features * features
-    varying = std > 1e-7 * np.abs(mean) + 1e-30
-    rms = np.sqrt(squares.mean(0))
-    some = bool(varying.any())
+    """Of finite numbers. Functions of NumPy that are written in Python take longer, at first, than all of this."""
+    count, squares = len(features), features * features
+    mean = np.add.reduce(features, 0) / count
+    off = features - mean
+    std = np.sqrt(np.add.reduce(off * off, 0) / count)
+    rms = np.sqrt(np.add.reduce(squares, 0) / count)
+    chosen = (std > 1e-7 * np.abs(mean) + 1e-30).nonzero()[0]
+    some = len(chosen) > 0
+    spread = std[chosen] if some else std
+    least = int(spread.argmin())
     values, whole = _distinct(features[:256])
     return {
         "features": int(features.shape[1]),
-        "constant": int((~varying).sum()),
-        "rms": float(np.sqrt(squares.mean())),
-        "typical_rms": float(np.median(rms[varying])) if some else float(np.median(rms)),
-        "largest_rms": float(rms.max()),
+        "constant": int(features.shape[1]) - len(chosen),
+        "rms": float(np.sqrt(np.add.reduce(squares, None) / squares.size)),
+        "typical_rms": _median(rms[chosen] if some else rms),
+        "largest_rms": float(rms[rms.argmax()]),
         "largest_at": int(rms.argmax()),
-        "largest_std": float(std.max()),
-        "smallest_std": float(std[varying].min()) if some else 0.0,
-        "smallest_at": int(np.flatnonzero(varying)[std[varying].argmin()]) if some else 0,
-        "offset": float((np.abs(mean[varying]) / std[varying]).max()) if some else 0.0,
-        "peak": float(np.abs(features).max()),
-        "zero_share": float((features == 0).mean()),
+        "largest_std": float(std[std.argmax()]),
+        "smallest_std": float(spread[least]) if some else 0.0,
+        "smallest_at": int(chosen[least]) if some else 0,
+        "offset": float(np.maximum.reduce(np.abs(mean[chosen]) / spread)) if some else 0.0,
+        "peak": float(np.maximum.reduce(np.abs(features), None)),
+        "zero_share": float((features.size - np.count_nonzero(features)) / features.size),
         "values": values,
         "whole": whole,
     }
 
 
+def _median(numbers: Array) -> float:
+    ordered, middle = np.sort(numbers), len(numbers) // 2
+    return float(ordered[middle]) if len(numbers) % 2 else float((ordered[middle - 1] + ordered[middle]) / 2)
+
+
 def _distinct(numbers: Array) -> tuple[int, bool]:
     """How many different ones there are, up to MOST_VALUES, and whether all are whole."""
-    some = np.unique(numbers.reshape(-1)[: 4 * MOST_VALUES])
+    flat = numbers.reshape(-1)
+    some = flat[: 4 * MOST_VALUES]
     whole = bool((some == np.floor(some)).all()) and bool((numbers == np.floor(numbers)).all())
-    known = len(some) if len(some) >= MOST_VALUES else len(np.unique(numbers))
-    return min(known, MOST_VALUES), whole
+    known = _different(some)
+    return min(known if known >= MOST_VALUES or len(some) == len(flat) else _different(flat), MOST_VALUES), whole
+
+
+def _different(numbers: Array) -> int:
+    ordered = np.sort(numbers)
+    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + min(len(ordered), 1)
 
 
 def _rms(array: Array) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -73,9 +73,9 @@ class Found:
         """Whether no loss is waited for to find its targets."""
         return self.target_name is not None or self.tries >= TRIES
 
-    @property
+    @cached_property
     def distinct(self) -> int:
-        return int((np.diff(self.keys) != 0).sum()) + 1
+        return int(np.count_nonzero(self.keys[1:] != self.keys[:-1])) + 1
 
     def places(self, keys: Keys) -> NDArray[np.int64] | None:
         """Where the rows lie in the set; None when one of them is not in it."""
@@ -207,7 +207,7 @@ class DataSets:
         name, own, array = min(
             fitting, default=(whole or "", keys[: len(batch)], batch), key=lambda one: (len(one[1]), len(one[0]))
         )
-        order = np.argsort(own, kind="stable")
+        order = own.argsort(kind="stable")
         self.found = found = Found(name, len(own), own[order], order, own, len(batch), whole)
         if found.distinct < found.rows:
             found.facts["chance_pairs"] = expected_pairs(array)
@@ -239,7 +239,7 @@ class DataSets:
         if found.followed < FOLLOWED:
             found.followed += 1
             found.foreign += places is None
-            found.in_order += places is not None and len(places) > 1 and bool((np.diff(places) == 1).all())
+            found.in_order += places is not None and len(places) > 1 and bool((places[1:] == places[:-1] + 1).all())
             found.same_object += kept
         return places is not None
 
@@ -375,7 +375,7 @@ def _of_targets(array: Array) -> dict[str, Any]:
 
 def _period(keys: Keys) -> int | None:
     """Rows after which the set repeats itself from its first to its last row; None when it does not."""
-    again = np.flatnonzero(keys[1:] == keys[0])
+    again = (keys[1:] == keys[0]).nonzero()[0]
     for at in (again[:4] + 1).tolist():
         if len(keys) >= 2 * at and bool((keys[at:] == keys[:-at]).all()):
             return int(at)

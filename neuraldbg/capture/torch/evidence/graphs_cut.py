@@ -94,7 +94,7 @@ class GraphCuts:
         self._backwards: Counter[tuple[int, int]] = Counter()  # line, training -> those whose pass was looked at
         self._traced = 0
         core = self.core
-        core.on_look.append(core.guard.shield("graphs of layers")(self._layer))
+        core.take_part("layer_run", "graphs of layers", self._layer)
         core.take_part("pass_begun", "graphs of inputs", self._pass_begun, rarely=True)
         core.take_part("pass_ended", "graphs of outputs", self._pass_ended, rarely=True)
         core.take_part("backward_begun", "graph of the loss", self._backward, rarely=True)
@@ -109,11 +109,11 @@ class GraphCuts:
             return
         window = self._window
         for tensor in _floating((args, kwargs)):
-            address = _address(tensor)
-            if address is not None and not window.had_graph(address):
+            address = _place(tensor)[1]
+            if address and not window.had_graph(address):
                 window.raw.add(address)
 
-    def _layer(self, layer: Layer, one: Pass, values: Any) -> None:
+    def _layer(self, module: nn.Module, layer: Layer, one: Pass, values: Any) -> None:
         window = self._window
         settled = self._settled.get(layer)
         if settled is not None:
@@ -121,11 +121,11 @@ class GraphCuts:
             return
         if len(window.ran) >= MOST_ENTRIES:
             return
-        parameters = self._parameters(layer)
+        parameters = self._parameters(layer, module)
         outputs = _floating(values[2])
         if layer.leaf or parameters:
-            inputs = _floating(given_tensors(*values[:2]))
-            came = tuple([address for tensor in inputs if (address := _address(tensor)) is not None])
+            inputs = _floating(given_tensors(values[0], values[1]))
+            came = tuple([address for tensor in inputs if (address := _place(tensor)[1])])
             fed = any(map(_trained, inputs))
             shared = not fed and any(map(window.had_graph, came))
             given = any(map(_trained, outputs))
@@ -133,16 +133,14 @@ class GraphCuts:
                 Ran(layer, one.id, torch.is_grad_enabled(), bool(inputs), fed, given, came, shared, parameters)
             )
         for tensor in outputs:
-            address, trained = _address(tensor), tensor.requires_grad
-            if address is not None and (trained or not window.had_graph(address)):
-                window.put_out[address] = (trained, _weak(tensor))
+            (storage, address), trained = _place(tensor), tensor.requires_grad
+            if address and (trained or not window.had_graph(address)):
+                window.put_out[address] = (trained, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
 
-    def _parameters(self, layer: Layer) -> list[weakref.ref[Tensor]]:
+    def _parameters(self, layer: Layer, module: nn.Module) -> list[weakref.ref[Tensor]]:
         known = self._own.get(layer)
         if known is None:
-            module = _inside(layer.model.ref(), layer.path)
-            mine = own_parameters(module) if isinstance(module, nn.Module) else []
-            known = self._own[layer] = [weakref.ref(parameter) for parameter in mine]
+            known = self._own[layer] = list(map(weakref.ref, own_parameters(module)))
         return [ref for ref in known if (parameter := ref()) is not None and parameter.requires_grad]
 
     def _pass_ended(self, one: Pass, _: Any, __: Any, outputs: Any) -> None:
@@ -306,14 +304,6 @@ class GraphCuts:
             self.core.recorder.fact("unreached_excused", moved=excused[0], reached=excused[1])
 
 
-def _inside(root: nn.Module | None, path: str) -> nn.Module | None:
-    """`get_submodule`, without asking for each attribute; wrappers pass those of what they wrap on."""
-    inner = root
-    for part in path.split(".") if path else ():
-        inner = None if inner is None else inner._modules.get(part)
-    return inner if inner is not None or root is None else attempt(lambda: root.get_submodule(path))
-
-
 @torch.no_grad()
 def _same(parameter: Tensor, first: Tensor) -> bool:
     now = parameter.detach().reshape(-1)[:_HEAD]
@@ -325,19 +315,17 @@ def _same(parameter: Tensor, first: Tensor) -> bool:
 def _floating(values: Any) -> list[Tensor]:
     if type(values) is tuple and len(values) == 1:
         values = values[0]
-    found = (values,) if isinstance(values, Tensor) else tensors(values)
-    return [tensor for tensor in found if tensor.is_floating_point() or tensor.is_complex()][:16]
+    if isinstance(values, Tensor):
+        return [values] if values.is_floating_point() or values.is_complex() else []
+    return [tensor for tensor in tensors(values) if tensor.is_floating_point() or tensor.is_complex()][:16]
 
 
-def _weak(tensor: Tensor) -> Any:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def _address(tensor: Tensor) -> int | None:
-    """Where its storage begins: what detach(), .data, .numpy() and views share."""
-    if tensor.layout is not torch.strided or not measurable(tensor) or not tensor.numel():
-        return None
-    try:
-        return tensor.untyped_storage().data_ptr() or None
-    except RuntimeError:  # it has none
-        return None
+def _place(tensor: Tensor) -> tuple[Any, int]:
+    """Its storage, and where that begins: what detach(), .data, .numpy() and views share. 0 where there is none."""
+    if tensor.layout is torch.strided and measurable(tensor) and tensor.numel():
+        try:
+            storage = tensor.untyped_storage()
+            return storage, storage.data_ptr()
+        except RuntimeError:  # it has none
+            pass
+    return None, 0

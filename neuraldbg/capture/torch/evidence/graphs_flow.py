@@ -23,6 +23,7 @@ from neuraldbg.capture.kernels.host import measured_each
 from neuraldbg.capture.torch.evidence.graphs_probes import Probes
 from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.capture.torch.sweep import owned
+from neuraldbg.capture.torch.ungraded import ungraded
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -132,7 +133,7 @@ class GradientFlow:
         for flow in self._flows.values():
             flow.content, flow.before = None, None
 
-    @torch.no_grad()
+    @ungraded
     def _read(self, optimizer: Optimizer) -> Reading:
         """A number per looked-at gradient that changes when it does; 0 for None and zeros."""
         if not self.core.tree.alone():
@@ -299,7 +300,7 @@ def _first_values(optimizer: Optimizer) -> tuple[weakref.ref[Tensor], Tensor] | 
     return None
 
 
-@torch.no_grad()
+@ungraded
 def _has_moved(watched: tuple[weakref.ref[Tensor], Tensor] | None) -> Tensor | None:
     """Whether it did, as a tensor that may still be computed; None where nobody can tell."""
     parameter = None if watched is None else watched[0]()

@@ -17,6 +17,7 @@ from neuraldbg.capture.torch.evidence.graphs_flow import has_values
 from neuraldbg.capture.torch.evidence.graphs_probes import Probes, spread
 from neuraldbg.capture.torch.stats import plain
 from neuraldbg.capture.torch.sweep import owned
+from neuraldbg.capture.torch.ungraded import ungraded
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -122,7 +123,7 @@ class LostGradients:
                 self._write(known.site, one)
         self._forget()
 
-    @torch.no_grad()
+    @ungraded
     def _norms(self, optimizer: Optimizer) -> Norms | None:
         """Of a few gradients; None where they cannot be read without waiting."""
         gradients = [parameter.grad for parameter in self._probes.of(optimizer)]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from neuraldbg.capture.torch.stats import measurable
+from neuraldbg.capture.torch.ungraded import ungraded
 
 Array = NDArray[Any]
 MOST_WAITING = 64
@@ -23,7 +24,7 @@ class HostCopies:
     def __init__(self) -> None:
         self._waiting: deque[tuple[Any, dict[str, Tensor], Callable[[dict[str, Array]], None]]] = deque()
 
-    @torch.no_grad()
+    @ungraded
     def take(self, pieces: Mapping[str, Tensor | None], then: Callable[[dict[str, Array]], None]) -> None:
         """Calls `then` with those that have values to read. The pieces must be small: cut them first."""
         found = {name: piece.detach() for name, piece in pieces.items() if piece is not None and _readable(piece)}

@@ -45,6 +45,11 @@ class Share:
     frozen_given_elements: int = 0  # of them, loaded, copied or trained before
     frozen_owned_elements: int = 0  # of them, in an optimizer nevertheless
 
+    def add_trained(self, elements: int) -> None:
+        self.elements += elements
+        self.trainable_elements += elements
+        self.owned_elements += elements
+
 
 class Ownership:
     def __init__(self, capture: TorchCapture) -> None:
@@ -97,11 +102,15 @@ class Ownership:
         live: set[int] = set()
         shares: list[tuple[Model, nn.Module, Share]] = []
         for root, model in tree.models.items():
-            share = Share([], [])
+            share, trained = Share([], []), 0
             for module, parameter in _each(root, live):
                 if len(live) > MOST_PARAMETERS:
                     return
-                self._classify(share, module, parameter, owners)
+                if parameter.requires_grad and id(parameter) in owners and parameter in tree.parameter_site:
+                    trained += parameter.numel()  # as nearly all are
+                else:
+                    self._classify(share, module, parameter, owners)
+            share.add_trained(trained)
             shares.append((model, root, share))
         hidden = self._hidden(owners, live)
         stale = self._stale(live)
@@ -290,7 +299,9 @@ def _each(root: nn.Module, live: set[int]) -> Iterator[tuple[nn.Module, Tensor]]
     """Every parameter of all models once, with its owner."""
     for module in modules_of(root):
         for parameter in module._parameters.values():
-            if parameter is not None and not is_lazy(parameter) and id(parameter) not in live:
+            if parameter is None or id(parameter) in live:
+                continue
+            if type(parameter) is nn.Parameter or not is_lazy(parameter):
                 live.add(id(parameter))
                 yield module, parameter
 

@@ -89,7 +89,7 @@ class LossInputs:
         self._outputs: dict[int, Tensor] = {}  # pass id -> small copy of what it put out, until the update
         self._attentions: dict[tuple[Any, ...], Values] = {}
         self._recurrent: IdentityTable[str] = IdentityTable()
-        self.core.on_look.append(self.core.guard.shield("modules of a loss")(self._mark))
+        self.core.take_part("layer_run", "modules of a loss", self._mark)
         for moment, notice in (
             ("pass_ended", self._pass_ended),
             ("backward_begun", self._begun),
@@ -101,13 +101,13 @@ class LossInputs:
 
     # -- on the way --------------------------------------------------------------------------------------------------
 
-    def _mark(self, layer: Layer, one: Pass, values: Any) -> None:
+    def _mark(self, _: Any, layer: Layer, one: Pass, values: Any) -> None:
         """Where a module's inputs and outputs lie in the graph; the marks die with it."""
         if not one.grad:
             return
-        out = values[2]
+        args, kwargs, out = values
         made = (out,) if isinstance(out, Tensor) else tensors(out)
-        for name, found in (("neuraldbg_in", given_tensors(*values[:2])), ("neuraldbg_out", made)):
+        for name, found in (("neuraldbg_in", given_tensors(args, kwargs)), ("neuraldbg_out", made)):
             for tensor in found:
                 node: Any = tensor.grad_fn
                 if node is not None:

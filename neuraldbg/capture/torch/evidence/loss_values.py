@@ -146,26 +146,27 @@ def of_scores(scores: Array, labels: Array | None, ignore: int | None) -> Values
     """Of a loss over classes: whether the rows are log-probabilities, and what is predicted."""
     rows, flat = class_rows(scores, labels)
     finite = np.isfinite(rows)
-    if not finite.all():
+    if np.count_nonzero(finite) < finite.size:
         good = finite.all(1)
         rows, flat = rows[good], None if flat is None else flat[good]
     rows = rows.astype(np.float64)
     if rows.shape[0] == 0:
         return {}
-    top = rows.max(1, keepdims=True)
+    top = np.maximum.reduce(rows, 1, keepdims=True)
     shares = np.exp(rows - top)
-    sums, best = shares.sum(1, keepdims=True), rows.argmax(1)
+    sums, best = np.add.reduce(shares, 1, keepdims=True), rows.argmax(1)
     chosen = np.bincount(best)
+    major = int(chosen.argmax())
     facts: Values = {
         "classes": int(rows.shape[1]),
         "rows": int(rows.shape[0]),
         "log_normalised": _share(np.abs((top + np.log(sums))[:, 0]) < 0.02),
         "positive_scores": _share(rows > 1e-6),
-        "probability_rows": _share((rows >= 0).all(1) & (np.abs(rows.sum(1) - 1) < 1e-3)),
-        "prediction": int(chosen.argmax()),
-        "prediction_share": float(chosen.max() / len(rows)),
+        "probability_rows": _share(np.logical_and.reduce(rows >= 0, 1) & (np.abs(np.add.reduce(rows, 1) - 1) < 1e-3)),
+        "prediction": major,
+        "prediction_share": float(chosen[major] / len(rows)),
         "predictions_distinct": int(np.count_nonzero(chosen)),
-        "row_spread": float(rows.std(0).mean()),
+        "row_spread": float(_mean(_deviations(rows))),
     }
     if flat is not None and flat.dtype.kind in "iu":
         counted = (flat >= 0) & (flat < rows.shape[1])
@@ -174,9 +175,9 @@ def of_scores(scores: Array, labels: Array | None, ignore: int | None) -> Values
             counted &= flat != ignore
         if rows.shape[1] <= MOST_CONFUSED:
             shares /= sums
-        if counted.all():
+        if np.count_nonzero(counted) == len(counted):
             facts |= _of_labels(rows, flat, best, shares)
-        elif counted.any():
+        elif np.count_nonzero(counted):
             facts |= _of_labels(*[one[counted] for one in (rows, flat, best, shares)])
     return facts
 
@@ -184,6 +185,18 @@ def of_scores(scores: Array, labels: Array | None, ignore: int | None) -> Values
 def _share(flags: Array) -> float:
     """As `flags.mean()`, in a fifth of the time."""
     return float(np.count_nonzero(flags) / flags.size)
+
+
+def _mean(numbers: Array) -> Any:
+    """Of all, as `numbers.mean()`, without the Python in it."""
+    return np.add.reduce(numbers, None) / numbers.size
+
+
+def _deviations(numbers: Array) -> Array:
+    """As `numbers.std(0)`."""
+    off = numbers - np.add.reduce(numbers, 0) / len(numbers)
+    found: Array = np.sqrt(np.add.reduce(off * off, 0) / len(numbers))
+    return found
 
 
 def _of_labels(rows: Array, labels: Array, best: Array, shares: Array) -> Values:
@@ -195,11 +208,11 @@ def _of_labels(rows: Array, labels: Array, best: Array, shares: Array) -> Values
     right = best == labels
     others = int(np.count_nonzero(rest))
     facts: Values = {
-        "label_share": float(counts.max() / len(labels)),
+        "label_share": float(counts[major] / len(labels)),
         "label_major": major,
         "accuracy": _share(right),
-        "loss_on_major": float(own[~rest].mean()),
-        "loss_on_rest": float(own[rest].mean()) if others else None,
+        "loss_on_major": float(_mean(own[~rest])),
+        "loss_on_rest": float(_mean(own[rest])) if others else None,
         "rest": [others, int(np.count_nonzero(right & rest))],
     }
     if rows.shape[1] <= MOST_CONFUSED:
@@ -207,8 +220,8 @@ def _of_labels(rows: Array, labels: Array, best: Array, shares: Array) -> Values
         np.add.at(together, labels, shares)
         facts["shares"] = together
         into = shares[rest, major]
-        facts["spread_into_major"] = float(into.std()) if others else None
-        facts["into_major"] = (major, others, float(into.sum()), float((into**2).sum()))
+        facts["spread_into_major"] = float(_deviations(into)) if others else None
+        facts["into_major"] = (major, others, float(np.add.reduce(into)), float(np.add.reduce(into * into)))
         facts["counts"] = counts
     return facts
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from neuraldbg.capture.torch.origin.values import not_finite
 from neuraldbg.capture.torch.sweep import owned
+from neuraldbg.capture.torch.ungraded import ungraded
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -38,7 +39,7 @@ class Rounding:
         if self.core.looking and self._facts and _moves(optimizer) and not _compensates(optimizer):
             self._keep(optimizer)
 
-    @torch.no_grad()
+    @ungraded
     def _keep(self, optimizer: Any) -> None:
         room = KEPT_BYTES
         for parameter in owned(optimizer):
@@ -56,7 +57,7 @@ class Rounding:
         if kept:
             self._compare(optimizer, kept)
 
-    @torch.no_grad()
+    @ungraded
     def _compare(self, optimizer: Any, kept: _Kept) -> None:
         moved = lost = 0
         worst: tuple[float, int] | None = None

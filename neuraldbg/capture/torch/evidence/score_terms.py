@@ -17,6 +17,7 @@ from neuraldbg.capture.guard import attempt
 from neuraldbg.capture.torch.evidence.graph_walk import Visit, Walk, multiplier, saved, shared_walk
 from neuraldbg.capture.torch.frames import let_go
 from neuraldbg.capture.torch.origin.lines import made_at
+from neuraldbg.capture.torch.ungraded import ungraded
 
 if TYPE_CHECKING:
     from neuraldbg.capture.torch.attach import TorchCapture
@@ -108,7 +109,7 @@ class ScoreTerms:
         return [[name, one] for name, one in found.items() if abs(one) > 0.2][:16]
 
 
-@torch.no_grad()
+@ungraded
 def _numbers(value: Any) -> Tensor | None:
     if type(value) is list and 1 < len(value) <= 4096 and all(isinstance(one, int | float) for one in value):
         return torch.tensor(value, dtype=torch.float64)

@@ -54,7 +54,8 @@ class Tying:
             self._look_for_twins(root, site, named)
 
     def _look_for_twins(self, root: nn.Module, site: int, named: list[tuple[str, Tensor]]) -> None:
-        if not any(isinstance(module, nn.Embedding) for module in modules_of(root)):
+        kinds = set(map(type, modules_of(root)))
+        if not any(issubclass(kind, nn.Embedding) for kind in kinds):
             return
         tables = [(n, p) for n, p in named if isinstance(root.get_submodule(n.rpartition(".")[0]), nn.Embedding)]
         for name, table in tables:

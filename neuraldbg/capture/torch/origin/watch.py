@@ -24,6 +24,7 @@ from neuraldbg.capture.torch.origin.values import not_finite
 from neuraldbg.capture.torch.passes import Pass
 from neuraldbg.capture.torch.stats import measurable, plain
 from neuraldbg.capture.torch.sweep import owned
+from neuraldbg.capture.torch.ungraded import ungraded
 from neuraldbg.errors import StoppedOnNaN
 
 if TYPE_CHECKING:
@@ -187,14 +188,14 @@ class OriginWatch:
         probes = self._probes[optimizer] = [weakref.ref(p) for p in {id(p): p for p in chosen}.values()]
         return probes
 
-    @torch.no_grad()
+    @ungraded
     def _measure_start(self, optimizer: Any) -> None:
         """Once per optimizer: how large its weights are before the first update."""
         for parameter in owned(optimizer):
             if parameter.dim() > 1 and parameter.device.type == "cpu" and parameter not in self._start:
                 self._start[parameter] = _norm(parameter)
 
-    @torch.no_grad()
+    @ungraded
     def _growth(self) -> float | None:
         """By how much the weights have grown since then, all together; None when they are not finite any more."""
         pairs = [(_norm(parameter), before) for parameter, before in self._start.items()]

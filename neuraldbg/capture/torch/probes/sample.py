@@ -93,6 +93,10 @@ class Specimen:
     def whole(self) -> bool:
         return len(self.roots) == len(self.refs)
 
+    def is_trained_by(self, optimizer: Optimizer) -> bool:
+        mine = {id(parameter) for root in self.roots for parameter in parameters_of(root)}
+        return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])
+
     def offer(self, sample: Sample) -> None:
         """Evenly spread over the run: when there is no room every second one goes. Once the first have shown which
         models train together, every second one is taken: of a run long enough for experiments no more would stay."""
@@ -273,8 +277,8 @@ class Samples:
             own.held = own.roots
         trace = own.optimizers.get(optimizer)
         if trace is None:
-            if len(own.traces) >= 8:
-                return
+            if len(own.traces) >= 8 or (self.core.trainers > 1 and not own.is_trained_by(optimizer)):
+                return  # of several threads it may be another's
             trace = own.optimizers[optimizer] = _trace_of(optimizer, known)
             own.traces.append(trace)
         if own.first_update < 0:
@@ -311,8 +315,14 @@ class Samples:
         recorded = self.core.recorded
         theirs = [recorded[id(p)] for p in parameters if id(p) in recorded]
         pieces = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in theirs}
-        shared = sum(pieces.values()) <= 2 * sum([one.nbytes for one in theirs]) and same_bits(parameters, theirs)
+        fits = sum(pieces.values()) <= 2 * sum([one.nbytes for one in theirs])
+        shared = fits and (self._were_compared(parameters, theirs) or same_bits(parameters, theirs))
         return theirs if shared else copied([p.detach() for p in parameters])
+
+    def _were_compared(self, parameters: list[Tensor], copies: list[Tensor]) -> bool:
+        """Whether these copies have just been taken for the values before this update, having been compared."""
+        taken = {id(parameter): id(before) for _, parameter, before in self.core.here.local.kept or ()}
+        return bool(taken) and [taken.get(id(parameter)) for parameter in parameters] == list(map(id, copies))
 
     def _update_done(self, *_: Any) -> None:
         if self._since_update:
