@@ -68,6 +68,8 @@ typedef struct {
     chunk_sums (*sums_f64)(const loose_f64 *, size_t, double);
     chunk_sums (*sums_bf16)(const loose_u16 *, size_t, float); /* NULL = decode first */
     chunk_sums (*sums_f16)(const loose_u16 *, size_t, float);
+    /* sums of one tensor while another is copied; NULL without vectors */
+    chunk_sums (*sums_beside_f32)(const loose_f32 *, size_t, float, const loose_f32 *, float *);
     /* sums of x and of x - old, by shifts of their own; NULL without vectors */
     void (*moved_f32)(const loose_f32 *, const loose_f32 *, size_t, const float *, chunk_sums *);
     void (*moved_f64)(const loose_f64 *, const loose_f64 *, size_t, const double *, chunk_sums *);

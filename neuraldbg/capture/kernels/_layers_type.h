@@ -336,6 +336,7 @@ static PyObject *watch_drain(PyObject *self, PyObject *ignored)
     return NULL;
 }
 
+#include "_keep.h"
 #include "_parameters.h"
 #include "_straight.h"
 

@@ -219,6 +219,25 @@ static measured measure_one(const instruction_set *set, const char *at, int dtyp
     return out;
 }
 
+/* The same of floats, while as many others are copied. Only where the set can do both at once. */
+static measured measure_beside(const instruction_set *set, const char *at, int64_t n, const char *from, char *to)
+{
+    measured out = {n, nothing(), 1.0};
+    double shift = 0;
+    for (int64_t start = 0; start < n; start += CHUNK) {
+        size_t size = (size_t)(n - start < CHUNK ? n - start : CHUNK);
+        const loose_f32 *values = (const loose_f32 *)at + start;
+        float near = (float)shift_for(values, F32, size, shift, &out.of);
+        chunk_sums sums = set->sums_beside_f32(values, size, near, (const loose_f32 *)from + start, (float *)to + start);
+        if (!taken(sums, near, SMALL_SQUARES, &shift, &out.of))
+            shift = careful_f32(values, size, 1.0, &out.of);
+    }
+#if defined(__GNUC__) && defined(__x86_64__)
+    _mm_sfence(); /* what was written past the caches is there for other threads, too */
+#endif
+    return out;
+}
+
 static void minus(const instruction_set *set, const void *a, const void *b, int wide, size_t n, void *out)
 {
     if (wide)

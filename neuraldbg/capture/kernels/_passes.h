@@ -69,6 +69,31 @@ typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
             ADD_ONE(ONE(x[i]), shift, out);                                                                            \
         return out;                                                                                                    \
     }
+/* The same while something else of that size is copied for later: who only copies waits for the memory, and who only
+   sums leaves it idle. Written past the caches, memory need not be read first to be overwritten. */
+#define SUMS_BESIDE(FUNCTION, VECTOR, COUNTS, MIN, MAX, ZEROS)                                                         \
+    static TARGET chunk_sums FUNCTION(const loose_f32 *x, size_t n, float shift, const loose_f32 *from, float *to)     \
+    {                                                                                                                  \
+        enum { LANES = VB / sizeof(float), STEP = 4 * LANES };                                                         \
+        const VECTOR nought = {0}, far = nought + INFINITY, middle = nought + shift;                                   \
+        VECTOR v, d;                                                                                                   \
+        HELD(all, VECTOR, COUNTS)                                                                                      \
+        chunk_sums out = {(double)n, 0, 0, INFINITY, -INFINITY, 0};                                                    \
+        size_t i = 0;                                                                                                  \
+        for (; i + STEP <= n; i += STEP) {                                                                             \
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
+            {                                                                                                          \
+                LOAD_PLAIN(v, x + i, k);                                                                               \
+                STREAM(to + i + k * LANES, from + i + k * LANES);                                                      \
+                ADD(all, VECTOR, COUNTS, MIN, MAX, ZEROS, v, middle, k)                                                \
+            }                                                                                                          \
+        }                                                                                                              \
+        TOGETHER(all, VECTOR, MIN, MAX, out)                                                                           \
+        memcpy(to + i, from + i, (n - i) * sizeof(float));                                                             \
+        for (; i < n; i++)                                                                                             \
+            ADD_ONE(x[i], shift, out);                                                                                 \
+        return out;                                                                                                    \
+    }
 /* Of a chunk and of how far it moved since, in one loop: what moved is never written down. */
 #define MOVED(FUNCTION, SCALAR, ELEMENT, VECTOR, COUNTS, MIN, MAX, ZEROS)                                              \
     static TARGET void FUNCTION(const ELEMENT *x, const ELEMENT *old, size_t n, const SCALAR *shifts, chunk_sums *to)  \
@@ -115,12 +140,14 @@ SUMS(NAME(sums_bf16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, 
 #ifdef LOAD_F16
 SUMS(NAME(sums_f16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_F16, from_f16)
 #endif
+SUMS_BESIDE(NAME(sums_beside_f32), NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32)
 MOVED(NAME(moved_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32)
 MOVED(NAME(moved_f64), double, loose_f64, NAME(vd), NAME(vi64), MIN_F64, MAX_F64, ZEROS_F64)
 #undef LOAD_BF16
 #undef LOAD_PLAIN
 #undef AS_IT_IS
 #undef SUMS
+#undef SUMS_BESIDE
 #undef MOVED
 #undef ADD_ONE
 #undef TOGETHER
@@ -338,6 +365,7 @@ static const instruction_set NAME(set) = {
     .sums_f32 = NAME(sums_f32),
     .sums_f64 = NAME(sums_f64),
     .sums_bf16 = NAME(sums_bf16),
+    .sums_beside_f32 = NAME(sums_beside_f32),
     .moved_f32 = NAME(moved_f32),
     .moved_f64 = NAME(moved_f64),
 #ifdef LOAD_F16
@@ -372,3 +400,4 @@ static const instruction_set NAME(set) = {
 #undef LOAD_F16
 #undef ZEROS_F32
 #undef ZEROS_F64
+#undef STREAM

@@ -158,61 +158,6 @@ static PyObject *hang_on(PyObject *module, PyObject *const *args, Py_ssize_t giv
     return hung < 0 ? NULL : PyBool_FromLong(hung);
 }
 
-PyDoc_STRVAR(keep_doc, "keep(tensors, plan) -> whether each was copied as planned\n\n"
-                       "plan: (weak reference, address, shape, dtype, where to, bytes) of each, in order. Nothing is promised of\n"
-                       "the copies where one of them is another tensor now or lies otherwise.");
-
-#define PAST_CACHES 131072 /* bytes: a larger copy is not read before the update has taken the caches for itself */
-
-/* Written past the caches, memory need not be read first to be overwritten: a fifth less time for 5 MB. */
-static void copy_for_later(char *to, const char *from, size_t bytes)
-{
-    size_t done = 0;
-#if defined(__GNUC__) && defined(__x86_64__)
-    if (bytes >= PAST_CACHES && (uintptr_t)to % 16 == 0) {
-        for (; done + 64 <= bytes; done += 64)
-            for (size_t k = done; k < done + 64; k += 16)
-                _mm_stream_si128((__m128i *)(to + k), _mm_loadu_si128((const __m128i *)(from + k)));
-        _mm_sfence();
-    }
-#endif
-    memcpy(to + done, from + done, bytes - done);
-}
-
-static int keep_one(PyObject *tensor, PyObject *planned)
-{
-    PyObject *ref, *shape, *dtype;
-    unsigned long long at, to;
-    long long bytes;
-    int64_t now_at;
-    if (!PyArg_ParseTuple(planned, "OKOOKL", &ref, &at, &shape, &dtype, &to, &bytes))
-        return -1;
-    if (!PyWeakref_Check(ref) || PyWeakref_GetObject(ref) != tensor)
-        return 0;
-    MUST(number_of(tensor, S_data_ptr, &now_at));
-    if ((unsigned long long)now_at != at)
-        return 0;
-    MUST(attribute_is(tensor, S_dtype, dtype));
-    MUST(method_is(tensor, S_contiguous, Py_True));
-    PyObject *now_shape = PyObject_GetAttr(tensor, S_shape);
-    int same = now_shape ? PyObject_RichCompareBool(now_shape, shape, Py_EQ) : -1;
-    Py_XDECREF(now_shape);
-    MUST(same);
-    copy_for_later((char *)(uintptr_t)to, (const char *)(uintptr_t)at, (size_t)bytes);
-    return 1;
-}
-
-static PyObject *keep(PyObject *module, PyObject *const *args, Py_ssize_t given)
-{
-    if (given != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]))
-        return PyErr_Format(PyExc_TypeError, "keep takes two lists");
-    Py_ssize_t n = PyList_GET_SIZE(args[0]);
-    int kept = n == PyList_GET_SIZE(args[1]);
-    for (Py_ssize_t i = 0; kept == 1 && i < n; i++)
-        kept = keep_one(PyList_GET_ITEM(args[0], i), PyList_GET_ITEM(args[1], i));
-    return kept < 0 ? NULL : PyBool_FromLong(kept);
-}
-
 PyDoc_STRVAR(instances_doc, "instances_of(get_objects, types, exact) -> those of what is got whose type is one of a tuple");
 
 /* A process has half a million objects: Python looks at each for 60 ns. And it would let other threads run meanwhile, of

@@ -26,6 +26,7 @@ static inline void half_to_float(const loose_u16 *half, size_t n, loose_f32 *out
 #define MAX_F64(a, b) _mm_max_pd((__m128d)(a), (__m128d)(b))
 #define MUL32(x) _mm_mul_epu32((__m128i)(x), _mm_srli_epi64((__m128i)(x), 32))
 #define HALF_TO_FLOAT half_to_float
+#define STREAM(to, from) _mm_stream_ps(to, _mm_loadu_ps((const float *)(from)))
 #include "_passes.h"
 
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
@@ -46,6 +47,7 @@ static AVX2 void avx2_half(const loose_u16 *half, size_t n, loose_f32 *out)
 #define MAX_F64(a, b) _mm256_max_pd((__m256d)(a), (__m256d)(b))
 #define MUL32(x) _mm256_mul_epu32((__m256i)(x), _mm256_srli_epi64((__m256i)(x), 32))
 #define HALF_TO_FLOAT avx2_half
+#define STREAM(to, from) _mm256_stream_ps(to, _mm256_loadu_ps((const float *)(from)))
 #define LOAD_F16(v, from, k) v = (avx2_vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from) + (k)))
 #include "_passes.h"
 
@@ -67,6 +69,7 @@ static AVX512 void avx512_half(const loose_u16 *half, size_t n, loose_f32 *out)
 #define MAX_F64(a, b) _mm512_max_pd((__m512d)(a), (__m512d)(b))
 #define MUL32(x) _mm512_mul_epu32((__m512i)(x), _mm512_srli_epi64((__m512i)(x), 32))
 #define HALF_TO_FLOAT avx512_half
+#define STREAM(to, from) _mm512_stream_ps(to, _mm512_loadu_ps((const float *)(from)))
 #define LOAD_F16(v, from, k) v = (avx512_vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from) + (k)))
 #define ZEROS_F32(zeros, v)                                                                                            \
     _mm512_mask_add_epi32((__m512i)(zeros), _mm512_cmp_ps_mask((__m512)(v), _mm512_setzero_ps(), _CMP_EQ_OQ),          \
@@ -121,6 +124,7 @@ static void neon_half(const loose_u16 *half, size_t n, loose_f32 *out)
 #define MAX_F64(a, b) vmaxq_f64((float64x2_t)(a), (float64x2_t)(b))
 #define MUL32(x) vmull_u32(vmovn_u64((uint64x2_t)(x)), vshrn_n_u64((uint64x2_t)(x), 32))
 #define HALF_TO_FLOAT neon_half
+#define STREAM(to, from) vst1q_f32(to, vld1q_f32((const float *)(from)))
 #include "_passes.h"
 
 static const char *const SET_NAMES[] = {"scalar", "neon"};

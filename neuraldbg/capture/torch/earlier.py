@@ -46,16 +46,22 @@ class EarlierValues:
             if rooms and frameless.keep is not None:
                 self._planned(parameters, list(rooms))
 
+    def planned(self, parameters: list[Tensor]) -> tuple[list[Any], list[Tensor | None]]:
+        """How the same ones were copied before, as `frameless.keep` takes it, and what it fills; nothing where it is
+        not known."""
+        plan = self._plans.get(id(parameters[0])) if parameters else None
+        return (plan.jobs, plan.copies) if plan is not None else ([], [])
+
     def take(self, parameters: list[Tensor], recorded: Mapping[int, Tensor] | None = None) -> Sequence[Tensor | None]:
         """A copy of each, None of those whose turn it is not. `recorded`: by the id of a parameter, copies that may be
         the same bit for bit, and then need not be made again."""
-        plan = self._plans.get(id(parameters[0])) if parameters else None
-        if plan is not None and plan.jobs:
+        plan, copies = self.planned(parameters)
+        if plan:
             theirs = [recorded[id(each)] for each in parameters if id(each) in recorded] if recorded else []
             if theirs and same_bits(parameters, theirs):
                 return theirs
-            if frameless.keep(parameters, plan.jobs):
-                return plan.copies
+            if frameless.keep(parameters, plan):
+                return copies
         with self._lock:  # several threads may train
             copies = self._rooms_for(parameters)
         groups: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}

@@ -176,11 +176,12 @@ class QuickLayers:
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 
-    def gradients(self, found: Located, *, rows: bool) -> tuple[float | None, Located]:
-        """The norm of all gradients, and those that are left to others; None where that is any of them."""
-        squares, nans, infs, left = self.c.gradients(self.core.recorder.step, found, rows)
+    def gradients(self, found: Located, plan: list[Any]) -> tuple[float | None, Located, bool]:
+        """The norm of all gradients, those that are left to others, and whether the parameters were copied meanwhile as
+        planned. None where any gradient is left."""
+        squares, nans, infs, left, kept = self.c.gradients(self.core.recorder.step, found, plan)
         norm = math.nan if nans else math.inf if infs else math.sqrt(squares)
-        return None if left else norm, left
+        return None if left else norm, left, kept
 
     def moved(self, kept: list[Any]) -> list[Any]:
         """Writes what each parameter is and how far it moved; returns those that are left."""

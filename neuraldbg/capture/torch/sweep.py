@@ -64,15 +64,18 @@ class Sweep:
     @ungraded
     def before(self, parameters: Iterable[Tensor], *, norm_too: bool = False) -> _Kept:
         found = self.sites(parameters)
-        if not norm_too or not (self._gradients_by_c(found, rows=True) or self._gradients_on_device(found)):
+        values = list(map(_second, found))
+        plan, copies = self.earlier.planned(values) if norm_too and not self.core.recorded else ([], [])
+        done, copied = self._gradients_by_c(found, plan) if norm_too else (False, False)
+        if not (done or (norm_too and self._gradients_on_device(found))):
             if norm_too:
                 self.watch_norm(p for _, p in found)
             self._stats_of_all([(site, p.grad) for site, p in found if p.grad is not None], Kind.GRADIENT)
-        before = self.earlier.take(list(map(_second, found)), self.core.recorded)
+        before = copies if copied else self.earlier.take(values, self.core.recorded)
         if self.earlier.too_large and not self._told:
             self._told = True
             self.core.recorder.note("info", TOO_LARGE)
-        return list(zip(map(_first, found), map(_second, found), before, strict=True))
+        return list(zip(map(_first, found), values, before, strict=True))
 
     @ungraded
     def after(self, kept: _Kept) -> None:
@@ -115,22 +118,21 @@ class Sweep:
             self._missing[key] = missing
             self.core.recorder.fact("missing_gradients", optimizer=key, parameter_sites=sorted(missing))
 
-    def _gradients_by_c(self, found: list[tuple[int, Tensor]], *, rows: bool) -> bool:
-        """Statistics of all gradients and their norm in one call; False where that is not the whole of it."""
-        if self.quick.c is None or self.keep_norms or self.core.tree.unwanted:
-            return False
+    def _gradients_by_c(self, found: list[tuple[int, Tensor]], plan: list[Any]) -> tuple[bool, bool]:
+        """Statistics of all gradients and their norm in one call, and the parameters copied by the plan meanwhile:
+        whether that was the whole of it, and whether they were."""
+        if self.quick.c is None or self.keep_norms or self.core.tree.unwanted or not found or found[0][1].is_cuda:
+            return False, False
         start = now_ns()
-        if not found or found[0][1].is_cuda:
-            return False
-        norm, left = self.quick.gradients(found, rows=rows)
-        if left and rows:
+        norm, left, copied = self.quick.gradients(found, plan)
+        if left:
             self._stats_of_all([(site, p.grad) for site, p in left if p.grad is not None], Kind.GRADIENT)
         if left:
             self.watch_norm(p for _, p in found)
         elif any(p.grad is not None for _, p in found):
             self.core.recorder.scalar("grad_norm", norm)
             self.core.budget.watch_cost(now_ns() - start)
-        return True
+        return True, copied
 
     def _gradients_on_device(self, found: list[tuple[int, Tensor]]) -> bool:
         """The same where all of them are on one device: one launch, and the norm comes from its rows."""
