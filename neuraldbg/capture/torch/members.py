@@ -90,7 +90,7 @@ def modules_of(root: nn.Module) -> list[nn.Module]:
 
 def parameters_of(root: nn.Module) -> list[Tensor]:
     """`root.parameters()`."""
-    return _parameters_in(modules_of(root)) if is_usual(root) else list(root.parameters())
+    return held_parameters(modules_of(root)) if is_usual(root) else list(root.parameters())
 
 
 def named_parameters_of(root: nn.Module) -> list[tuple[str, Tensor]]:
@@ -111,7 +111,7 @@ def own_parameters(module: nn.Module) -> list[Tensor]:
     """`module.parameters(recurse=False)`."""
     if not is_usual(module):
         return list(module.parameters(recurse=False))
-    return _parameters_in([module]) if module._parameters else []
+    return held_parameters([module]) if module._parameters else []
 
 
 def own_named_parameters(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -149,7 +149,8 @@ def _all_named(modules: Named, kind: str, *, once: bool) -> list[tuple[str, Tens
     return list(first.values())
 
 
-def _parameters_in(modules: list[nn.Module]) -> list[Tensor]:
+def held_parameters(modules: list[nn.Module]) -> list[Tensor]:
+    """The parameters of these modules themselves, each once."""
     quickly: list[Tensor] | None = frameless.held_in and frameless.held_in(modules, "_parameters", True)
     if quickly is not None:
         return quickly

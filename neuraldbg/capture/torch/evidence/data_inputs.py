@@ -227,5 +227,6 @@ def _different(numbers: Array) -> int:
 
 
 def _rms(array: Array) -> float | None:
-    value = float(np.sqrt(np.mean(np.square(array[:4096], dtype=np.float64)))) if array.dtype.kind == "f" else math.nan
+    squares = np.square(array[:4096], dtype=np.float64) if array.dtype.kind == "f" else None
+    value = math.nan if squares is None else float(np.sqrt(np.add.reduce(squares, None) / squares.size))
     return value if math.isfinite(value) else None

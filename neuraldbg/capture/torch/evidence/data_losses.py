@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -24,6 +23,7 @@ from torch.jit import _builtins
 from neuraldbg.capture.torch.core import cannot_look, now_ns
 from neuraldbg.capture.torch.evidence.data_relation import Relation
 from neuraldbg.capture.torch.evidence.data_sets import DataSets
+from neuraldbg.capture.torch.evidence.loss_values import counted
 from neuraldbg.capture.torch.evidence.rows import Array, as_array
 from neuraldbg.capture.torch.stats import measurable
 
@@ -226,7 +226,7 @@ def _counts_of(target: Tensor) -> list[list[int]] | None:
     """[label, count] of whole labels; None for probabilities and for very many labels."""
     plain = type(target) is Tensor and target.layout == torch.strided and not target.is_complex()
     if plain and target.numel() <= FEW and measurable(target):
-        found = Counter(target.tolist() if target.dim() == 1 else target.flatten().tolist())
+        found = counted(target.tolist() if target.dim() == 1 else target.flatten().tolist())
         if len(found) > MOST_LABELS:
             return None
         if set(map(type, found)) != {int} and not all(float(one).is_integer() for one in found):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from neuraldbg.capture.identity import IdentityTable
 from neuraldbg.capture.torch.evidence.identity_fresh import freshness
 from neuraldbg.capture.torch.evidence.identity_hidden import hidden_parameters
-from neuraldbg.capture.torch.members import modules_of, parameters_of
+from neuraldbg.capture.torch.members import held_parameters, modules_of, parameters_of
 from neuraldbg.capture.torch.stats import measurable
 from neuraldbg.capture.torch.sweep import owned
 from neuraldbg.capture.torch.tree import Model
@@ -28,6 +29,7 @@ MOST_FACTS = 24
 NAMED = 64  # sites listed of each set
 _HEAD = 64  # elements by which a parameter is seen to move
 _MARKED = 256  # parameters whose first values are kept for that
+_trained = attrgetter("requires_grad")
 
 
 @dataclass(slots=True)
@@ -102,15 +104,14 @@ class Ownership:
         live: set[int] = set()
         shares: list[tuple[Model, nn.Module, Share]] = []
         for root, model in tree.models.items():
-            share, trained = Share([], []), 0
-            for module, parameter in _each(root, live):
-                if len(live) > MOST_PARAMETERS:
-                    return
-                if parameter.requires_grad and id(parameter) in owners and parameter in tree.parameter_site:
-                    trained += parameter.numel()  # as nearly all are
-                else:
+            share = Share([], [])
+            if not self._are_trained(share, root, live, owners):
+                for module, parameter in _each(root, live):
+                    if len(live) > MOST_PARAMETERS:
+                        return
                     self._classify(share, module, parameter, owners)
-            share.add_trained(trained)
+            if len(live) > MOST_PARAMETERS:
+                return
             shares.append((model, root, share))
         hidden = self._hidden(owners, live)
         stale = self._stale(live)
@@ -122,11 +123,23 @@ class Ownership:
         found: dict[int, Optimizer] = {}
         for table in (updates.optimizers, updates.unnamed):
             for optimizer, _ in table.items():
-                for parameter in owned(optimizer):
-                    found[id(parameter)] = optimizer
-                    if parameter not in self._was_owned:
-                        self._was_owned[parameter] = True
+                mine = owned(optimizer)
+                found.update(dict.fromkeys(map(id, mine), optimizer))
+                for parameter in mine if self._was_owned.pairs(mine) is None else ():
+                    self._was_owned[parameter] = True
         return found
+
+    def _are_trained(self, share: Share, root: nn.Module, live: set[int], owners: dict[int, Optimizer]) -> bool:
+        """Whether an optimizer trains all that a model has, as mostly; then they are the share."""
+        mine = held_parameters(modules_of(root))
+        ids = set(map(id, mine))
+        if set(map(type, mine)) != {nn.Parameter} or not ids <= owners.keys() or not ids.isdisjoint(live):
+            return False
+        if self.core.tree.parameter_site.pairs(mine) is None or not all(map(_trained, mine)):
+            return False
+        live |= ids
+        share.add_trained(sum(map(Tensor.numel, mine)))
+        return True
 
     def _classify(self, share: Share, module: nn.Module, parameter: Tensor, owners: dict[int, Optimizer]) -> None:
         size = parameter.numel()

@@ -110,10 +110,20 @@ def outside(target: Array, span: list[float | None]) -> float:
     return float(off.mean()) if finite.size else 0.0
 
 
+def counted(values: list[Any]) -> dict[Any, int]:
+    """How often each occurs. For few of them a Counter is slower: it begins with a question to an abstract class."""
+    if len(values) > FEWER:
+        return Counter(values)
+    found: dict[Any, int] = {}
+    for value in values:
+        found[value] = found.get(value, 0) + 1
+    return found
+
+
 def label_counts(values: Array) -> dict[float, int] | None:
     """How often each value occurs; None when there are too many. Of few labels Python is quicker."""
     if values.dtype.kind in "iu" and values.size <= FEW:
-        found = Counter(values.reshape(-1).tolist())
+        found = counted(values.reshape(-1).tolist())
         return None if len(found) > MOST_LABELS else {float(value): found[value] for value in sorted(found)}
     known, counts = np.unique(values, return_counts=True)
     if len(known) > MOST_LABELS:

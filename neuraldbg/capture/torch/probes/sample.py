@@ -195,7 +195,7 @@ class Samples:
     def _bytes_of(self, root: nn.Module) -> int:
         known = self._bytes.get(root)
         if known is None:
-            known = self._bytes[root] = sum(p.numel() * p.element_size() for p in parameters_of(root))
+            known = self._bytes[root] = sum([p.numel() * p.element_size() for p in parameters_of(root)])
         return known
 
     def _skip(self) -> None:
@@ -295,8 +295,8 @@ class Samples:
 
     def _keep_first_values(self, own: Specimen) -> None:
         parameters = [p for root in own.roots for p in parameters_of(root)]
-        size = sum(p.numel() * p.element_size() for p in parameters)
-        if size > INITIAL_BYTES or any(p.layout != torch.strided for p in parameters):
+        size = sum([p.numel() * p.element_size() for p in parameters])
+        if size > INITIAL_BYTES or {p.layout for p in parameters} - {torch.strided}:
             return
         own.initial = dict(zip(map(id, parameters), self._copies(parameters), strict=True))
         for number in own.samples[0].tape.used_passes:
@@ -314,7 +314,7 @@ class Samples:
         in one piece with those of all other models, and it stays as long as one of them does."""
         recorded = self.core.recorded
         theirs = [recorded[id(p)] for p in parameters if id(p) in recorded]
-        pieces = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in theirs}
+        pieces = {each.data_ptr(): each.nbytes() for each in [one.untyped_storage() for one in theirs]}
         fits = sum(pieces.values()) <= 2 * sum([one.nbytes for one in theirs])
         shared = fits and (self._were_compared(parameters, theirs) or same_bits(parameters, theirs))
         return theirs if shared else copied([p.detach() for p in parameters])
