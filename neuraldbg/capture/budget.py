@@ -61,6 +61,10 @@ class Typical:
         self._seen += len(values)
         self._find()
 
+    @property
+    def least(self) -> float | None:
+        return min(self._last, default=None)
+
     def _find(self) -> None:
         self.value = sorted(self._last)[len(self._last) // 2]
 
@@ -233,6 +237,11 @@ class SamplingBudget:
     def bare_ns(self) -> float | None:
         """A step without us, as it has been lately."""
         return self._bare.value
+
+    @property
+    def shortest_ns(self) -> float | None:
+        """The shortest of the last steps without us: the first ones warm up."""
+        return self._bare.least
 
     @property
     def trained_s(self) -> float:

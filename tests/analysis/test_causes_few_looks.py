@@ -61,10 +61,20 @@ def cleared_between(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("faulty", "cause"),
-    [(never_cleared, "missing_zero_grad"), (cut, "detached_graph"), (cleared_between, "step_order_wrong")],
-)
+FAULTS = [(never_cleared, "missing_zero_grad"), (cut, "detached_graph"), (cleared_between, "step_order_wrong")]
+
+
+@pytest.mark.parametrize("short_ns", [0, 10**18])
+@pytest.mark.parametrize(("faulty", "cause"), FAULTS)
+def test_a_training_is_judged_by_few_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faulty: Loop, cause: str, short_ns: int
+) -> None:
+    """Also where the third of them is not a close one."""
+    monkeypatch.setattr("neuraldbg.capture.torch.core.SHORT_STEP_NS", short_ns)
+    assert cause in loud(tmp_path, lambda: trained(faulty, 30))
+
+
+@pytest.mark.parametrize(("faulty", "cause"), FAULTS)
 def test_a_second_training_is_judged_by_its_own_beginning(tmp_path: Path, faulty: Loop, cause: str) -> None:
     def program() -> None:
         trained(healthy, 40)

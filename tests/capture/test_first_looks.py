@@ -24,6 +24,7 @@ BUDGET = 0.01
 @pytest.fixture(autouse=True)
 def _steps_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", 0)
+    monkeypatch.setattr("neuraldbg.capture.torch.core.SHORT_STEP_NS", 0)
     monkeypatch.setattr("neuraldbg.capture.torch.probes.runner.MOST_SECONDS", 0.0)
 
 

@@ -245,11 +245,15 @@ def test_few_targets_are_described_as_many_are(kind: Any) -> None:
     assert all(small[name] == pytest.approx(large[name]) for name in small)
 
 
-def test_where_steps_are_long_a_loss_is_looked_at_when_all_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("short_ns", "expected"), [(0, [0, 1, 2, 22]), (10**18, [0, 1, 22])])
+def test_where_steps_are_long_a_loss_is_looked_at_when_all_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_ns: int, expected: list[int]
+) -> None:
     monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", 0)
+    monkeypatch.setattr("neuraldbg.capture.torch.core.SHORT_STEP_NS", short_ns)
     looks: list[int] = []
     with watching(tmp_path, budget=0.01) as capture:
         walked = graph_walk.walk
         monkeypatch.setattr(graph_walk, "walk", lambda *a: looks.append(capture.core.recorder.step) or walked(*a))
         train(net(), 24)
-    assert sorted(set(looks)) == [0, 1, 2, 22]
+    assert sorted(set(looks)) == expected

@@ -138,18 +138,21 @@ def test_a_line_of_backward_that_never_comes_again_costs_the_others_nothing(tmp_
     assert told <= 600 // RARELY + 60
 
 
+@pytest.mark.parametrize("short_ns", [0, 10**18])
 @pytest.mark.parametrize("long_ns", [0, 10**18])
 def test_of_long_steps_fewer_are_looked_at_closely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_ns: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_ns: int, short_ns: int
 ) -> None:
     """All of the first ones are measured; evidence of them all would take some percent of a large model's first
     minute. A second training begins as the first did."""
     monkeypatch.setattr("neuraldbg.capture.torch.core.LONG_STEP_NS", long_ns)
-    looked, measured = [], []
+    monkeypatch.setattr("neuraldbg.capture.torch.core.SHORT_STEP_NS", short_ns)
+    looked, inside, measured = [], [], []
     with watching(tmp_path, budget=QUIET) as capture:
 
         def begun(one: Any, *_: Any) -> None:
             looked.extend([one.step] if capture.core.looking else [])
+            inside.extend([one.step] if one.looked else [])
             measured.extend([one.step] if one.sampled else [])
 
         capture.core.take_part("pass_begun", "what is looked at", begun)
@@ -157,6 +160,7 @@ def test_of_long_steps_fewer_are_looked_at_closely(
         train(net(), 6)
     assert measured == [*range(20), *([22] if long_ns == 0 else []), *range(24, 30)]
     assert looked == ([0, 1, 2, 22, 24, 25, 26, 27] if long_ns == 0 else [*range(20), *range(24, 30)])
+    assert inside == [step for step in looked if step != 2 or not long_ns < short_ns]
 
 
 def test_an_optimizer_made_in_the_middle_of_a_step_changes_nothing_about_it(tmp_path: Path) -> None:

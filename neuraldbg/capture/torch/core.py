@@ -32,6 +32,8 @@ RARELY = 17  # steps: one of so many is told to those who look rarely. No multip
 SETTLED = 256  # steps after which it is one of RARER
 RARER = 37
 LONG_STEP_NS = 5_000_000  # of the first ones of a training some are looked at closely: a look takes as long as this
+SHORT_STEP_NS = 20_000_000  # of steps between the two, 20 take less than half a second,
+THIRD = 2  # and the third of them is not looked at closely: values inside of it can wait until the first ones are over
 ALONE_LOOKS = 3  # updates of an optimizer that is the only one,
 ENOUGH_LOOKS = 4  # of each of several, and of one that comes later; one after the other
 LATER_LOOK = 16  # on a device; in host memory the later look is taken after the first steps, under the budget
@@ -156,7 +158,7 @@ class Core:
         self.device.write = late.write
         self.recorder.staging.blocks.append(late.drain)
         self.heard = self.moments  # who is told in the current step
-        self.looking = self.budget.full  # whether evidence is gathered in it, beyond statistics
+        self.looking = self.closely = self.budget.full  # whether evidence is gathered in it, and of all
         self.tell = self.guard.teller(self._leave_out)  # one moment to all who take part in it
         self._places: dict[int, tuple[str, str]] = {}  # id of who takes part -> moment, place
         self._named: dict[Callable[..., None], str] = {}  # the place of all that are equal: a method is made anew
@@ -236,9 +238,17 @@ class Core:
         self.looking = budget.full and self.statistics and self._evidence_is_due(step)
         if budget.full:
             self.largest = sys.maxsize if budget.large_bytes is None else budget.large_bytes
+        self.closely = self.looking and not self._can_wait()
         if self.looking:
             self._looked_at = step
         self.heard = self.moments if self.looking or before or step % RARELY == 0 else self.steady
+
+    def _can_wait(self) -> bool:
+        """Whether what layers and losses are made of is as well looked at after the first steps. What tells how
+        gradients come and go has to be seen in one step after the other."""
+        if not (self.budget.starting and self.budget.steps == THIRD) or self.device.used:
+            return False
+        return LONG_STEP_NS <= (self.budget.shortest_ns or 0.0) < SHORT_STEP_NS
 
     def _evidence_is_due(self, step: int) -> bool:
         gap = min(SELDOM, 1 << (step // 8).bit_length()) | 1  # 1 up to step 7, 3 up to 15, 5, ... 65 from 256 on

@@ -191,7 +191,7 @@ class PassWatch:
         sampled = core.budget.full and core.budget.pass_in_full(core.own_ns, start)
         one = pass_begun(self.count, layer, core.recorder.step, grad, start, source)
         if sampled:
-            one.sampled, one.looked = True, core.looking
+            one.sampled, one.looked = True, core.closely
         self.count += 1
         kwargs = frame.f_locals.get("kwargs") or {}
         model, root = layer.model, layer.model.ref()

@@ -53,7 +53,7 @@ class Timing(Clock):
     def __init__(self, capture: TorchCapture) -> None:
         super().__init__(capture.core, lambda: capture.updates.step_started)
         core = capture.core
-        core.clock, core.statistics, core.looking = self, False, False
+        core.clock, core.statistics, core.looking, core.closely = self, False, False, False
         self._layers_in_pass = 0
         self._met: set[int] = set()  # models
         self._running: tuple[Layer | None, Pass | None, Point] | None = None  # what a backward is at, and since when

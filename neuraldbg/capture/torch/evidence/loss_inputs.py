@@ -142,19 +142,19 @@ class LossInputs:
             if len(self._lines) >= LINES:
                 return
             line = self._lines[source] = Line()
-        if not (core.looking and line.looks < _wanted(line)) and core.backwards < line.next_look:
+        if not (core.closely and line.looks < _wanted(line)) and core.backwards < line.next_look:
             self._wake()
             return
-        if not core.looking and core.budget.starting and line.looks >= ALONE_LOOKS:
+        if not core.closely and core.budget.starting and line.looks >= ALONE_LOOKS - 1:
             line.next_look = core.backwards + FIRST_IN_FULL  # steps are long, and all look together at one later
             self._wake()
             return
-        if core.packed and not core.looking:
+        if core.packed and not core.closely:
             self._wake()
             return  # only full steps know which part of the graph must not be read
         line.next_look = max(line.next_look, core.backwards * SPACING + 1)
         self._wake()
-        deep = core.looking and (line.looks < 3 or line.looks % 8 == 0)
+        deep = core.closely and (line.looks < 3 or line.looks % 8 == 0)
         line.looks += 1
         graph = shared_walk(core, loss, DEEP if deep else NEAR)
         records = {one.id: one for one in self.passes.current.copy() if one.record is not None}

@@ -39,7 +39,7 @@ class Network:
         self.core.take_part("ending", "activations", self._end)
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
-        if loss is None or not self.core.looking or loss.grad_fn is None:
+        if loss is None or not self.core.closely or loss.grad_fn is None:
             return
         step, looks = self.core.recorder.step, self._looks.get(source, 0)
         if looks >= FIRST_LOOKS and step < self._next[source]:

@@ -60,7 +60,7 @@ class ScoreTerms:
 
     def _begun(self, loss: Tensor | None, source: int) -> None:
         core = self.core
-        if loss is None or loss.grad_fn is None or not core.looking or core.packed or loss.is_cuda:
+        if loss is None or loss.grad_fn is None or not core.closely or core.packed or loss.is_cuda:
             return
         seen = self._looks.get(source, 0)
         if seen >= LOOKS or (source not in self._looks and len(self._looks) >= LINES):
