@@ -48,8 +48,8 @@ typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
         out.high = value_ > out.high ? value_ : out.high;                                                              \
         out.zeros += value_ == 0;                                                                                      \
     } while (0)
-#define SUMS(FUNCTION, SCALAR, ELEMENT, VECTOR, COUNTS, MIN, MAX, ZEROS, LOAD, ONE)                                    \
-    static TARGET chunk_sums FUNCTION(const ELEMENT *x, size_t n, SCALAR shift)                                        \
+#define SUMS(FUNCTION, SCALAR, ELEMENT, VECTOR, COUNTS, MIN, MAX, ZEROS, LOAD, ONE, BESIDE, ...)                       \
+    static TARGET chunk_sums FUNCTION(const ELEMENT *x, size_t n, SCALAR shift, ##__VA_ARGS__)                         \
     {                                                                                                                  \
         enum { LANES = VB / sizeof(SCALAR), STEP = 4 * LANES };                                                        \
         const VECTOR nought = {0}, far = nought + (SCALAR)INFINITY, middle = nought + shift;                           \
@@ -61,37 +61,15 @@ typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
             _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
             {                                                                                                          \
                 LOAD(v, x + i, k);                                                                                     \
+                BESIDE##_VECTOR(i + k * LANES);                                                                        \
                 ADD(all, VECTOR, COUNTS, MIN, MAX, ZEROS, v, middle, k)                                                \
             }                                                                                                          \
         }                                                                                                              \
         TOGETHER(all, VECTOR, MIN, MAX, out)                                                                           \
-        for (; i < n; i++)                                                                                             \
+        for (; i < n; i++) {                                                                                           \
+            BESIDE##_ONE(i);                                                                                           \
             ADD_ONE(ONE(x[i]), shift, out);                                                                            \
-        return out;                                                                                                    \
-    }
-/* The same while something else of that size is copied for later: who only copies waits for the memory, and who only
-   sums leaves it idle. Written past the caches, memory need not be read first to be overwritten. */
-#define SUMS_BESIDE(FUNCTION, VECTOR, COUNTS, MIN, MAX, ZEROS)                                                         \
-    static TARGET chunk_sums FUNCTION(const loose_f32 *x, size_t n, float shift, const loose_f32 *from, float *to)     \
-    {                                                                                                                  \
-        enum { LANES = VB / sizeof(float), STEP = 4 * LANES };                                                         \
-        const VECTOR nought = {0}, far = nought + INFINITY, middle = nought + shift;                                   \
-        VECTOR v, d;                                                                                                   \
-        HELD(all, VECTOR, COUNTS)                                                                                      \
-        chunk_sums out = {(double)n, 0, 0, INFINITY, -INFINITY, 0};                                                    \
-        size_t i = 0;                                                                                                  \
-        for (; i + STEP <= n; i += STEP) {                                                                             \
-            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
-            {                                                                                                          \
-                LOAD_PLAIN(v, x + i, k);                                                                               \
-                STREAM(to + i + k * LANES, from + i + k * LANES);                                                      \
-                ADD(all, VECTOR, COUNTS, MIN, MAX, ZEROS, v, middle, k)                                                \
-            }                                                                                                          \
         }                                                                                                              \
-        TOGETHER(all, VECTOR, MIN, MAX, out)                                                                           \
-        memcpy(to + i, from + i, (n - i) * sizeof(float));                                                             \
-        for (; i < n; i++)                                                                                             \
-            ADD_ONE(x[i], shift, out);                                                                                 \
         return out;                                                                                                    \
     }
 /* Of a chunk and of how far it moved since, in one loop: what moved is never written down. */
@@ -126,6 +104,12 @@ typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
         to[0] = out, to[1] = out_moved;                                                                                \
     }
 #define AS_IT_IS(x) (x)
+/* What is done beside: nothing, or something else of that size is copied for later. Who only copies waits for the memory,
+   and who only sums leaves it idle; written past the caches, it need not be read first to be overwritten. */
+#define ALONE_VECTOR(at)
+#define ALONE_ONE(at)
+#define COPYING_VECTOR(at) STREAM(to + (at), from + (at))
+#define COPYING_ONE(at) to[at] = from[at]
 #define LOAD_PLAIN(v, from, k) memcpy(&v, (const char *)(from) + (k)*VB, VB)
 /* Two vectors of bfloat16 are the upper and the lower halves of one vector of words: the order does not matter here. */
 #define LOAD_BF16(v, from, k)                                                                                          \
@@ -134,20 +118,24 @@ typedef uint64_t NAME(vu64) __attribute__((vector_size(VB)));
         memcpy(&pairs_, (const char *)(from) + (k) / 2 * VB, VB);                                                      \
         v = (NAME(vf))((k) & 1 ? pairs_ & 0xffff0000u : pairs_ << 16);                                                 \
     } while (0)
-SUMS(NAME(sums_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_PLAIN, AS_IT_IS)
-SUMS(NAME(sums_f64), double, loose_f64, NAME(vd), NAME(vi64), MIN_F64, MAX_F64, ZEROS_F64, LOAD_PLAIN, AS_IT_IS)
-SUMS(NAME(sums_bf16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_BF16, from_bf16)
+SUMS(NAME(sums_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_PLAIN, AS_IT_IS, ALONE)
+SUMS(NAME(sums_f64), double, loose_f64, NAME(vd), NAME(vi64), MIN_F64, MAX_F64, ZEROS_F64, LOAD_PLAIN, AS_IT_IS, ALONE)
+SUMS(NAME(sums_bf16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_BF16, from_bf16, ALONE)
 #ifdef LOAD_F16
-SUMS(NAME(sums_f16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_F16, from_f16)
+SUMS(NAME(sums_f16), float, loose_u16, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_F16, from_f16, ALONE)
 #endif
-SUMS_BESIDE(NAME(sums_beside_f32), NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32)
+SUMS(NAME(sums_beside_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32, LOAD_PLAIN, AS_IT_IS,
+     COPYING, const loose_f32 *from, float *to)
 MOVED(NAME(moved_f32), float, loose_f32, NAME(vf), NAME(vi32), MIN_F32, MAX_F32, ZEROS_F32)
 MOVED(NAME(moved_f64), double, loose_f64, NAME(vd), NAME(vi64), MIN_F64, MAX_F64, ZEROS_F64)
 #undef LOAD_BF16
 #undef LOAD_PLAIN
 #undef AS_IT_IS
 #undef SUMS
-#undef SUMS_BESIDE
+#undef ALONE_VECTOR
+#undef ALONE_ONE
+#undef COPYING_VECTOR
+#undef COPYING_ONE
 #undef MOVED
 #undef ADD_ONE
 #undef TOGETHER
