@@ -111,7 +111,7 @@ class _Waiting:
     def line(self) -> bytes:
         fields = self._fields
         if fields is not None:
-            self._line = (_line_of(fields) if isinstance(fields, dict) else _line_of_late(fields())).encode()
+            self._line = (_line_of(fields) if isinstance(fields, dict) else _line_of_late(fields)).encode()
             self._fields = None
         return self._line
 
@@ -187,9 +187,10 @@ def _line_of(fields: dict[str, Any]) -> str:
     return _encoder.encode(fields)
 
 
-def _line_of_late(fields: dict[str, Any]) -> str:
+def _line_of_late(fields: Callable[[], dict[str, Any]]) -> str:
     """Who told it is not there to hear that something in it cannot be written: the rest is."""
+    fact = fields()
     try:
-        return _line_of(fields)
-    except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError):  # what a text of a value raises
-        return _line_of({name: value for name, value in fields.items() if value.__class__ in (str, int)})
+        return _line_of(fact)
+    except (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError, AttributeError):  # of a value's text
+        return _line_of({name: value for name, value in fact.items() if value.__class__ in (str, int)})

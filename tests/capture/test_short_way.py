@@ -80,16 +80,27 @@ def test_the_rows_are_those_of_the_long_way(tmp_path: Path, monkeypatch: pytest.
         shown = {name: table(tmp_path / folder, name, 3) for name in ("stats", "spans")}
         left_out = ("seq", "wall_ns", "start_ns", "duration_ns")
         seen.append([{key: row[key] for key in row if key not in left_out} for rows in shown.values() for row in rows])
-        monkeypatch.setattr(ShortWay, "install", lambda *_: None)
+        monkeypatch.setattr(ShortWay, "open", lambda *_: None)
     assert seen[0] == seen[1]
     assert len(seen[0]) > 20
 
 
-def test_it_is_gone_once_few_steps_are_measured(tmp_path: Path) -> None:
+def test_it_stands_there_while_a_measured_pass_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in so many of them only: Python keeps a version of a class for each change, up to a number."""
+    monkeypatch.setattr("neuraldbg.capture.torch.dispatch.MOST_SHORT_WAYS", 3)
+    model = Around(lambda _: standing() is not None)
+    with watching(tmp_path):
+        for _ in range(5):
+            model(torch.ones(2, 4))
+            assert standing() is None
+    assert model.results == [True] * 3 + [False] * 2
+
+
+def test_a_pass_that_is_not_measured_needs_none(tmp_path: Path) -> None:
+    model = Around(lambda _: standing() is not None)
     with watching(tmp_path, budget=1e-9):
-        assert standing() is not None
-        train(net(), STEPS)
-        assert standing() is None
+        train(model, STEPS)
+    assert model.results == [step < 20 for step in range(STEPS)]
 
 
 def test_two_captures_leave_nothing_behind(tmp_path: Path) -> None:
@@ -98,8 +109,19 @@ def test_two_captures_leave_nothing_behind(tmp_path: Path) -> None:
         with watching(tmp_path / "b"):
             train(model, 2)
         train(model, 2)
-        assert standing() is not None
+        with long_ways() as found:
+            train(model, 1)
+    assert found == ["Sequential"]
     assert standing() is None
+
+
+def test_who_keeps_what_was_to_be_called_goes_the_long_way_with_it(tmp_path: Path) -> None:
+    model, fired = Around(lambda layer: layer._compiled_call_impl), []
+    with watching(tmp_path):
+        model(torch.ones(2, 4))
+    model.inner.register_forward_hook(lambda *_: fired.append(1))
+    assert model.results[0](torch.ones(2, 4)).shape == (2, 1)
+    assert fired == [1]
 
 
 def on_layer(layer: nn.Module) -> Any:
@@ -257,9 +279,13 @@ def train():
         optimizer.step()
 train()
 with torch.no_grad():
-    print({how}(torch.ones(2, 4)).tolist())
-train()
-print(model(torch.ones(2, 4)).tolist())
+    called = {how}
+    print(called(torch.ones(2, 4)).tolist())
+for _ in range(20):
+    train()
+with torch.no_grad():
+    print(called(torch.ones(2, 4)).tolist(), model(torch.ones(2, 4)).tolist())
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """
 BY_DYNAMO = 'torch._dynamo.optimize("eager", nopython=True)(model)'
 EXPORTED = "torch.export.export(model, (torch.ones(2, 4),), strict=True).module()"
@@ -268,9 +294,10 @@ COMPILED = 'torch.compile(model, backend="eager", fullgraph=True)'
 
 @pytest.mark.parametrize("how", [BY_DYNAMO, EXPORTED, COMPILED])
 def test_dynamo_finds_nothing_of_ours(tmp_path: Path, how: str) -> None:
+    """Nor is anything compiled anew when few steps are measured any more."""
     script = tmp_path / "train.py"
     script.write_text(COMPILES.replace("{how}", how))
-    watched = ("-m", "neuraldbg", "debug", "--headless", "--budget", "full", "--out", str(tmp_path / "run"))
+    watched = ("-m", "neuraldbg", "debug", "--headless", "--budget", "0.0001%", "--out", str(tmp_path / "run"))
     said = []
     for options in ((), watched):
         command = [sys.executable, *options, str(script)]

@@ -113,3 +113,21 @@ def test_a_killed_process_leaves_the_sites_of_earlier_flushes(tmp_path: Path) ->
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert read(tmp_path) == [Site(0, "fc", SiteKind.MODULE, flops=4)]
+
+
+def test_a_site_whose_line_could_not_be_made_is_written_by_the_next_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, writer = recorder_of(tmp_path)
+    site = recorder.add_site("fc", SiteKind.MODULE)
+
+    def no_memory(_: Any) -> str:
+        raise MemoryError
+
+    with monkeypatch.context() as short:
+        short.setattr("neuraldbg.trace.facts._line_of", no_memory)
+        writer.flush()
+        assert writer.error is not None
+    recorder.refine_site(site, op="Linear")
+    recorder.close()
+    assert read(tmp_path) == [recorder.sites[site]] == [Site(0, "fc", SiteKind.MODULE, op="Linear")]

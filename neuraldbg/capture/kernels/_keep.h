@@ -56,18 +56,16 @@ static int as_planned(const kinds *of, PyObject *tensor, PyObject *plan, planned
 static void measure_and_copy(job *gradient, const planned *copy)
 {
     const instruction_set *set = set_of(0);
-    int together = gradient->dtype == F32 && copy->dtype == F32 && gradient->count * WIDTH[F32] == copy->bytes;
+    int short_enough = copy->bytes < RELEASE_BYTES; /* for longer ones others may go on, who may let go of the parameter */
+    int together = short_enough && gradient->dtype == F32 && copy->dtype == F32 && gradient->count * WIDTH[F32] == copy->bytes;
     if (!together || !set->sums_beside_f32 || copy->bytes < PAST_CACHES || (uintptr_t)copy->to % ALIGNED) {
         measure_plain(gradient);
         copy_for_later(copy);
         return;
     }
-    PyThreadState *released = copy->bytes >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
     float_state floats = plain_floats();
     gradient->now = measure_beside(set, gradient->at, gradient->count, copy->at, copy->to);
     restore_floats(floats);
-    if (released)
-        PyEval_RestoreThread(released);
 }
 
 PyDoc_STRVAR(keep_doc, "keep(tensors, plan) -> whether each was copied as planned\n\n"

@@ -12,7 +12,7 @@ typedef struct {
 } straight;
 
 typedef struct {
-    PyObject_HEAD watch *of;
+    PyObject_HEAD straight *way;
     PyObject *module;
 } straight_call;
 
@@ -50,40 +50,47 @@ static int is_usual_module(const straight *way, PyObject *module)
     return usual;
 }
 
-static int may_go_straight(const straight *way, PyObject *module)
+/* What is known at once, asked twice for each call. */
+static int is_ours_to_call(const straight *way, PyObject *module)
 {
     watch *of = way->of;
-    if (!module || !of->missed || of->error || of->depth == DEEPEST || PyThread_get_thread_ident() != of->owner)
-        return 0;
-    if (!known_layer(of, module) || !ours_alone(way))
+    return module && of->missed && !of->error && of->depth < DEEPEST && PyThread_get_thread_ident() == of->owner &&
+           known_layer(of, module) && ours_alone(way);
+}
+
+static int may_go_straight(const straight *way, PyObject *module)
+{
+    if (!is_ours_to_call(way, module))
         return 0;
     PyObject *state = PyObject_CallNoArgs(way->tracing);
-    int traced = state != Py_None;
+    int traced = !state ? -1 : state != Py_None;
     Py_XDECREF(state);
-    return traced ? 0 : is_usual_module(way, module);
+    return traced ? (traced < 0 ? -1 : 0) : is_usual_module(way, module);
 }
 
 static PyObject *straight_for(PyObject *self, PyObject *const *args, size_t given, PyObject *names)
 {
     straight *way = (straight *)self;
     PyObject *module = PyVectorcall_NARGS(given) == 1 ? args[0] : NULL;
-    straight_call *made = may_go_straight(way, module) == 1 ? PyObject_New(straight_call, straight_call_type) : NULL;
-    if (!made) {
-        PyErr_Clear();
-        Py_RETURN_NONE;
-    }
-    made->of = (watch *)Py_NewRef(way->of);
+    straight_call *made = is_ours_to_call(way, module) ? PyObject_New(straight_call, straight_call_type) : NULL;
+    if (!made)
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    made->way = (straight *)Py_NewRef(way);
     made->module = Py_NewRef(module);
     return (PyObject *)made;
 }
 
+/* Who keeps what was to be called, and calls it when things have changed, goes torch's way. */
 static PyObject *go_straight(PyObject *self, PyObject *args, PyObject *named)
 {
-    watch *of = ((straight_call *)self)->of;
-    PyObject *module = ((straight_call *)self)->module, *forward = PyObject_GetAttr(module, S_forward);
+    const straight *way = ((straight_call *)self)->way;
+    watch *of = way->of;
+    PyObject *module = ((straight_call *)self)->module;
+    int may = may_go_straight(way, module);
+    PyObject *forward = may < 0 ? NULL : PyObject_GetAttr(module, may ? S_forward : S_call_impl);
     if (!forward)
         return NULL;
-    int known = begin_layer(of, module);
+    int known = may && begin_layer(of, module);
     PyObject *output = PyObject_Call(forward, args, named);
     int64_t end = clock_of(CLOCK_MONOTONIC);
     int at = known ? end_layer(of, module) : -1;
@@ -98,7 +105,7 @@ static PyObject *go_straight(PyObject *self, PyObject *args, PyObject *named)
 static void straight_call_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    Py_DECREF(((straight_call *)self)->of);
+    Py_DECREF(((straight_call *)self)->way);
     Py_DECREF(((straight_call *)self)->module);
     type->tp_free(self);
     Py_DECREF(type);

@@ -139,7 +139,6 @@ class TorchCapture:
         handle(torch_module.register_module_module_registration_hook(_returning_none(registered, self.core)))
         self.patches.replace(torch_module, "_has_any_global_hook", partial(_foreign_global_hooks))
         self.passes.hooks.install(self.patches)
-        self.passes.quick.short_way.install(self.patches)
 
     def _install_optimizer_hooks(self) -> None:
         handle, replace = self.patches.handle, self.patches.replace

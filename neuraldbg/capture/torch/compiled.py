@@ -98,8 +98,8 @@ class CompiledWatch:
 
         @wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
+            self.passes.quick.short_way.close()  # in mid-pass
             if self.core.on:
-                self.passes.quick.short_way.remove()
                 self._reach_dynamo()
             return original(*args, **kwargs)
 

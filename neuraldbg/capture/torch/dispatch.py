@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ _CALL = nn.Module._call_impl.__code__
 _PRE, _POST = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
 _TABLES = (_PRE, _POST, torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks)
 traced_by_dynamo = torch.compiler.is_dynamo_compiling
+MOST_SHORT_WAYS = 256  # passes: Python has a version of a class each time it changes, and caches nothing after 1,000
 _SHORT_WAY = "_compiled_call_impl"  # what torch calls in place of a module's forward and hooks, if there is something
 _NOTHING = id(None)
 _dynamo: tuple[Any, dict[int, Any]] | None = None  # where it counts frames, and its backends
@@ -39,6 +41,7 @@ class ModuleHooks:
         self._ids = (-1, -1)
         self.displaced = False  # out of torch's tables, or others in their place
         self.closed = False
+        self._short_way: ShortWay | None = None
         self._carrier: weakref.ref[nn.Module] | None = None
         self._waiter = _Waiter(self)
 
@@ -75,31 +78,36 @@ class ModuleHooks:
         """Also after a forward that was interrupted, from wherever we are called next."""
         if self.displaced:
             self.displaced = False
+            if self._short_way is not None:
+                self._short_way.close()
             before, after = self._ids
             _PRE[before], _POST[after] = self._before, self._after
             if self._carrier is not None:
                 self._unhang()
 
     def without(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """For what fails where modules have hooks: torch.export cannot trace through those of all modules."""
+        """For what fails where modules have hooks: a strict torch.export cannot trace through those of all modules."""
+        strict = getattr(signature(original).parameters.get("strict"), "default", True)
 
         @wraps(original)
         def undisturbed(*args: Any, **kwargs: Any) -> Any:
             first, number = self._ids
-            away = alone() and first in _PRE and number in _POST
+            away = kwargs.get("strict", strict) and alone() and first in _PRE and number in _POST
             taken = (_PRE.pop(first), _POST.pop(number)) if away else ()
             try:
                 return original(*args, **kwargs)
             finally:
-                if taken and not (_PRE or _POST) and not self.closed:
+                if taken and not self.closed:
                     _PRE[first], _POST[number] = taken
 
         return undisturbed
 
-    def let(self, before: Any, after: Any) -> None:
+    def let(self, before: Any, after: Any, short_way: ShortWay) -> None:
         """Other hooks take the place of ours until the pass ends."""
         if self._ids[0] in _PRE and self._ids[1] in _POST:
             self.displaced = True
+            self._short_way = short_way
+            short_way.open()
             _PRE[self._ids[0]], _POST[self._ids[1]] = before, after
 
     def _unhang(self) -> None:
@@ -131,26 +139,31 @@ class ShortWay:
     def __init__(self, layers: Any) -> None:
         """`layers`: None where there is no kernel."""
         tracing = torch._C._get_tracing_state
+        self._left = MOST_SHORT_WAYS
         self._of = None if layers is None else layers.straight(_TABLES, nn.Module._call_impl, tracing)
 
     def __get__(self, module: nn.Module | None, _: type[nn.Module]) -> Any:
         """In Python: Dynamo traces through it, and finds that nothing is there."""
         return None if module is None or traced_by_dynamo() or self._of is None else self._of(module)
 
-    def install(self, patches: Patches) -> None:
+    def open(self) -> None:
+        """While a pass runs: Dynamo guards what stands in the class, and would compile anew when it goes."""
         asked_for = vars(nn.Module).get(_SHORT_WAY, self) is None  # by this torch, and nobody was here
-        if self._of is not None and asked_for and not compiled():
+        if self._of is not None and asked_for and self._left:
+            self._left -= 1
             setattr(nn.Module, _SHORT_WAY, self)
-            patches.undo(self.remove)
 
-    def remove(self) -> None:
+    def close(self) -> None:
         if vars(nn.Module).get(_SHORT_WAY) is self:
             setattr(nn.Module, _SHORT_WAY, None)
 
 
 def has_compiled_call(module: Any) -> bool:
-    """Whether `Module.compile` was called of it."""
-    return module is not None and vars(module).get(_SHORT_WAY) is not None
+    """Whether `Module.compile` was called of it, or its class is called in a way of its own."""
+    if module is None or vars(module).get(_SHORT_WAY) is not None:
+        return module is not None
+    stand = [vars(kind)[_SHORT_WAY] for kind in type(module).__mro__ if _SHORT_WAY in vars(kind)]
+    return bool(stand) and stand[0] is not None and type(stand[0]) is not ShortWay
 
 
 class _Waiter:

@@ -167,7 +167,7 @@ class PassWatch:
         own.followed = stops is not None and stops.gate.at_layers
         if own.sampled:
             if self.quick_begins(own):
-                self.hooks.let(self.quick.before, self.quick.after)
+                self.hooks.let(self.quick.before, self.quick.after, self.quick.short_way)
         elif core.trainers < 2 and not own.followed:
             own.unseen = self.hooks.step_aside(module)
 

@@ -111,18 +111,17 @@ class QuickLayers:
             self.core.guard.failed("layers by C", None, error)
 
     def rest(self) -> None:
-        """The next step is not measured: from now on few are, and the others' modules are not to be asked."""
+        """The next step is not measured."""
         self.one = None
         if self.c is not None:
             self.c.rest()
-            self.short_way.remove()
 
     def close(self) -> None:
         if self.c is not None:
             self.c.listen(*(None,) * 5)
             self.c.count()
             self.c.forget()
-            self.short_way.remove()
+            self.short_way.close()
             self.core.tree.on_change = None
             self.c = self.one = None
 

@@ -126,11 +126,13 @@ class Recorder:
         when = _now(), self.step, self.next_seq()
         if self._unwritten.setdefault(number, when) is not when:
             return  # its fact waits
-        if not writer.late_fact("site", partial(self._site_fact, number), length):
+        if not writer.late_fact("site", partial(self._site_fact, number, when), length):
             self._unwritten.pop(number, None)
 
-    def _site_fact(self, number: int) -> dict[str, Any]:
-        wall_ns, step, seq = self._unwritten.pop(number)  # first: who refines it from here on writes another
+    def _site_fact(self, number: int, when: tuple[int, int, int]) -> dict[str, Any]:
+        """May be asked for again, where it could not be written."""
+        self._unwritten.pop(number, None)  # first: who refines it from here on writes another
+        wall_ns, step, seq = when
         fact = {"type": "site", "wall_ns": wall_ns, "step": step, "seq": seq}
         site = self.sites[number]
         for name, value in zip(_OF_SITES, _values_of(site), strict=True):
