@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OF_FILES = ("dataset", "network", "device", "epochs", "batch")  # what a .neural file is trained with
 AUTO_BYTES = 128_000_000  # on disk, of a recording that nobody asked for
+BESIDE_BYTES = 1_000_000  # likewise, of findings, names and the like
 TAKEN = (  # options that are settings of the same name
     "headless",
     "host",
@@ -241,7 +242,8 @@ def _record_bytes(config: Config) -> int:
 
 def _trace_bytes(config: Config) -> int:
     """What is recorded unasked is part of what a run may take."""
-    return config.max_disk - (_record_bytes(config) if _unasked(config) else 0)
+    beside = min(BESIDE_BYTES, config.max_disk // 64)
+    return config.max_disk - beside - (_record_bytes(config) if _unasked(config) else 0)
 
 
 def _unasked(config: Config) -> bool:

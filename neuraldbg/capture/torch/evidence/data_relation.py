@@ -119,7 +119,8 @@ class LastInput:
 
     def __init__(self, one: Pass, args: Any, tensor: Tensor, keys: Keys) -> None:
         self.tensor, self._keys = weakref.ref(tensor), keys
-        copy = None if one.record is None or tensor.is_inference() else one.record.copy_of(tensor, args)
+        record = one.record  # another thread may let go of it
+        copy = None if record is None or tensor.is_inference() else record.copy_of(tensor, args)
         self._copy = None if copy is None else weakref.ref(copy)
         self._version = -1 if copy is None else tensor._version
 
