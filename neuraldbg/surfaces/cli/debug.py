@@ -243,7 +243,7 @@ def _record_bytes(config: Config) -> int:
 def _trace_bytes(config: Config) -> int:
     """What is recorded unasked is part of what a run may take."""
     beside = min(BESIDE_BYTES, config.max_disk // 64)
-    return config.max_disk - beside - (_record_bytes(config) if _unasked(config) else 0)
+    return config.max_disk - (_record_bytes(config) + beside if _unasked(config) else 0)
 
 
 def _unasked(config: Config) -> bool:
