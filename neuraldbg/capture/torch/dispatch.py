@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
+from inspect import getattr_static, signature
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
@@ -160,10 +160,8 @@ class ShortWay:
 
 def has_compiled_call(module: Any) -> bool:
     """Whether `Module.compile` was called of it, or its class is called in a way of its own."""
-    if module is None or vars(module).get(_SHORT_WAY) is not None:
-        return module is not None
-    stand = [vars(kind)[_SHORT_WAY] for kind in type(module).__mro__ if _SHORT_WAY in vars(kind)]
-    return bool(stand) and stand[0] is not None and type(stand[0]) is not ShortWay
+    stands = getattr_static(module, _SHORT_WAY, None)
+    return stands is not None and type(stands) is not ShortWay
 
 
 class _Waiter:

@@ -21,6 +21,7 @@ from neuraldbg.trace.tables import KIND_CODE, PHASE_CODE
 Times = tuple[int, int, Any]  # start and duration on the host, and two marks on the device's clock
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _Notices = list[Callable[..., None]]
+_OfKind = tuple[_Notices, _Notices]  # of any layer, of one that C has seen
 UNTIMED = True  # in place of a mark: the device has a clock, and it is not read
 Arrival = tuple[Layer, int, Pass, Any]  # whose output gradient arrived, when less the time held, and the mark then
 
@@ -34,10 +35,8 @@ class LayerWatch:
         self._gradient_arrived = core.guard.shield("gradients")(self._gradient)
         self._only: dict[Callable[..., None], Callable[[type], bool]] = {}
         self._done_by_c: _Notices = []
-        self._told_of: IdentityTable[tuple[_Notices, _Notices]] = (
-            IdentityTable()
-        )  # of a kind any layer, one that C has seen
-        self._told: tuple[_Notices, int] = ([], 0)  # who they are among
+        self._told_of: IdentityTable[_OfKind] = IdentityTable()  # kind of layer -> who of `_told` is told of it
+        self._told: tuple[_Notices, int] = ([], 0)
         self.fired: set[int] = set()  # ids of modules whose hooks have fired; tells which ones are called by .forward()
 
     def seen(self, module: nn.Module, one: Pass, times: Times, values: Any, depth: int) -> None:
@@ -76,11 +75,7 @@ class LayerWatch:
         """All but its statistics and times, which C took."""
         if not layer.located:
             self._locate(layer, module, [values[2]], _given_first(values[0]))  # to C, it is a plain tensor
-        core = self.core
-        if core.recorder.step <= 20:
-            self.fired.add(id(module))
-        if one.grad and _default_hooks(True) is not None:
-            self.mark_packed([values[2]])
+        self._notice(module, one, values)
         if one.looked:
             self._tell(module, layer, one, values, by_c=True)
 
